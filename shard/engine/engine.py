@@ -14,20 +14,22 @@ One thread runs the event loop, and only that thread calls the machine. So there
                              ▼                                  │
                     append_now, or the committer ───────────────┴── on_logged(lsn), on_durable(lsn)
 
-*A turn* is what one wake-up of the event loop does. The server submits every command that it has read, then
-calls `flush` once: the changes of a turn leave in one write. A small write that nobody waits to be synced
-this thread makes, because a hop to another one would cost more. All else goes to the commit thread.
+*A turn* is the work of one wake-up of the event loop. The server submits every command that it has read, then
+calls `flush` once: the changes of a turn leave in one write. If the write is small and no reply waits for a
+sync, this thread writes, because two thread switches would cost more. Otherwise the commit thread writes.
 
-*Group commit.* While the commit thread writes one group, turns gather behind it. The next group takes all of
-them: one write and, if a reply waits for durability, one fsync for all. So groups grow with the load. Frames
-for which no reply waits are synced `sync_interval_ms` later, by the sync thread, beside further writes.
+*Group commit.* While the commit thread writes one group, the changes of further turns gather in its backlog.
+The next group takes all of them: one write and, if a reply waits for durability, one fsync for all. So groups
+grow with the load. Frames for which no reply waits are synced `sync_interval_ms` later, by the sync thread,
+beside further writes.
 
-*A reply* names the lsn that it rests on, and the stage: logged, durable or stored (`core/durability.py`
-decides). It is parked in the order of lsns, and goes when the committer reports that lsn. A reply that rests
-on nothing new goes at once.
+*A reply* names the lsn that it depends on, and the stage: logged, durable or stored (`core/durability.py`
+decides). It is parked in the order of lsns, and sent when the committer reports that lsn. A reply that
+depends on no new change is sent at once.
 
-*Who waits for what*
+*Waiting*
 
+    waits                                for                                           in
     a reply                              its lsn                                       replies
     a read that finds nothing            a record in its box, or its deadline          waiting_reads
     a claim that gets no job             a job, the end of a window, or its deadline   waiting_claims
@@ -43,25 +45,26 @@ on nothing new goes at once.
                                  for a write of at most 128 KiB into the page cache (`append_now`)
     wal-commit, -sync, -files    write, sync, make and drop log files (`committer.py`, `log_files.py`)
     segment-read-0 to -5         read segments of this disk and of the cold store (`fetcher.py`)
-    workers of trio              write a snapshot or a segment, upload, look at the free space
+    workers of trio              write a snapshot or a segment, upload, measure the free space
 
 Threads report with `run_sync_soon`: a report runs in the event loop between two turns, and ends like a turn
-(`_end_turn`): what it staged is flushed, and what it answered is sent.
+(`_end_turn`): staged changes are flushed and answers are sent.
 
-*What a crash leaves*
+*Crashes*, by moment, and the files that remain
 
-    before the write             nothing of the turn. No reply of it has gone
-    in the middle of a write     a torn tail, which recovery cuts off. No reply has gone
-    logged, not durable          all of it after the death of the process. A power cut may take it: replies
-                                 that promise no more than "logged" may have gone, and the next life reports
+    before the write             nothing of the turn. No reply of it was sent
+    in the middle of a write     a torn tail, which recovery cuts off. No reply was sent
+    logged, not durable          everything, if only the process died. A power cut may lose it: replies that
+                                 promise no more than "logged" may have been sent, and the next run reports
                                  the lost seqs as tombstones
-    durable, reply not sent      all of it. The client repeats its command, and an idempotency key answers
-    while a snapshot is taken    a `.tmp` file. The log is whole from the older snapshot on
-    before old log is released   log that a snapshot covers. Recovery passes over it; the next one releases it
+    durable, reply not sent      everything. The client repeats its command, and an idempotency key answers
+    while a snapshot is taken    a `.tmp` file. The log is complete from the older snapshot on
+    before old log is released   log that a snapshot covers. Recovery skips it; the next snapshot releases it
     while a segment is written   a file that no change names. Upkeep drops it
 
-*Failure.* When the log cannot be written, or a thread ends by an error, `failed` is set and the shard ends.
-Nothing is answered any more, because nothing is known any more. A full disk is no failure (`pressure.py`).
+*Failure.* When the log cannot be written, or an error ends a thread, `failure_event` is set and the shard
+ends. It answers no more requests, because it does not know which writes are durable. A full disk is no
+failure (`pressure.py`).
 
 *Time* is an argument of every command and tick (`ticker.py`, `timekeeper.py`).
 
@@ -109,8 +112,8 @@ from streams.protocol.telemetry.reports import ObjectsReport
 
 log = structlog.get_logger()
 
-#: What a commit takes of the disk, in bytes that it holds: rows are written to the log as they are rendered,
-#: and then into segments.
+#: Bytes that a commit needs on the disk, per byte of its rows: rendered rows are written to the log, and then
+#: into segments.
 _RENDERED_FACTOR = 2
 
 
@@ -131,7 +134,7 @@ class Engine:
         observe_clock: Callable[[], None] = lambda: None,
         faults: Faults | None = None,
     ) -> None:
-        """`now_ms` reads the time of the core, and `observe_clock`, called about once a second, has it follow
+        """`now_ms` reads the time of the core. `observe_clock`, called about once a second, makes it follow
         the system clock (`timekeeper.py`). `upload_target` is the object store that gets a copy of object
         boxes, if the server has one."""
         self.machine = machine
@@ -181,7 +184,7 @@ class Engine:
         self.exports = self._background.exports
         self.failure_event = self._waits.failure_event
         self.fsync_times = self._committer.fsync_times
-        #: Called after replies were handed out, so that servers can send them together.
+        #: Called after replies were given to their tickets, so that servers send them together.
         self.after_answers: Callable[[], None] = lambda: None
 
     def _new_committer(self, settings: EngineSettings) -> Committer:
@@ -224,7 +227,7 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine {self.machine!r}, {len(self._replies)} replies parked>"
 
-    # -- life
+    # -- start and stop
 
     async def run(
         self,
@@ -233,15 +236,15 @@ class Engine:
         cache_survived: bool = True,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Starts the threads and a life of the shard; then keeps time and does the work beside commands."""
+        """Start the threads, log the start of the shard, then run the clock and the background tasks."""
         self._committer.start()
         self._fetcher.start()
         await self._space.measure()
         now_ms = self._now_ms()
         if now_ms < self.machine.last_ms:
             log.warning(
-                "the system clock is behind the last change in the log; leases and delays keep what was left "
-                "of them, and new records are not given times before those of the records before them",
+                "the system clock is behind the last change in the log; check the clock. Leases and delays "
+                "keep their remaining time, and new records get no time before that of earlier records",
                 behind_s=(self.machine.last_ms - now_ms) / 1000,
             )
         outcome = self.machine.start(boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
@@ -258,14 +261,17 @@ class Engine:
             task_status.started()
 
     async def stop(self) -> None:
-        """Ends the life in order: the last change, a snapshot, the log closed. On a full disk it ends without
-        what has no room: the next life finds the log, as after a crash."""
+        """Stop in order: log the last change, take a snapshot, close the log. On a full disk the last two
+        steps may be missing; the next start recovers from the log, as after a crash."""
         if self._committer.waits_for_space:
             self._fetcher.stop()
             try:
                 await trio.to_thread.run_sync(self._committer.stop)
             except CommitFailed as error:
-                log.warning("stopped on a full disk; commands that waited are lost", error=str(error))
+                log.warning(
+                    "stopped on a full disk; unacknowledged commands that waited for space are lost",
+                    error=str(error),
+                )
             return
         uploader = self._background.uploader
         if uploader is not None and await self._waits.wait(self.machine.lsn):
@@ -279,7 +285,7 @@ class Engine:
         await trio.to_thread.run_sync(self._committer.stop)
 
     async def _wait_durable_or_stuck(self, lsn: int) -> bool:
-        """Wait until an lsn is durable, or the log waits for space. False if the log has failed."""
+        """Wait until an lsn is durable, or the log waits for space. Return False if the log has failed."""
         while self.machine.durable_lsn < lsn and self.failure is None and not self._committer.waits_for_space:
             await wait_for_any(self._waits.advance_event, self._waits.failure_event, self._space.change_event)
         return self.failure is None
@@ -291,8 +297,8 @@ class Engine:
     # -- commands
 
     def submit(self, command: Command, ticket: Ticket) -> None:
-        """Handles a command. The ticket is answered now or when the reply's promise is kept. The server calls
-        `flush` when it has no more commands for now."""
+        """Handle a command. Its ticket is answered now, or when the log has reached the stage that the reply
+        promises. The server calls `flush` after the last command of a turn."""
         refusal: StreamsError | None
         if self.disk_space.level:
             refusal = self.disk_space.refusal(command, self.machine.boxes.get(box_of(command)))
@@ -317,13 +323,13 @@ class Engine:
         self._handle(command, ticket, [])
 
     def _refuse(self, command: Command, ticket: Ticket, why: StreamsError) -> None:
-        """Answers a command that is not handled. Inputs of its session that are on their way fail too."""
+        """Refuse a command without handling it. Later inputs of its append session fail too."""
         if isinstance(command, AppendStream) and command.chain:
             self.machine.streams.break_chain(command.chain)
         ticket.answer(why, 0.0, 0.0)
 
     def _handle(self, command: Command, ticket: Ticket, payloads: FetchedPayloads) -> None:
-        """`payloads`: what was fetched for this command so far."""
+        """Handle a command. `payloads` are those that were fetched for it so far."""
         now_ms = self._now_ms()
         outcome = self._execution.handle(command, payloads, now_ms)
         if outcome.needs:
@@ -336,15 +342,15 @@ class Engine:
             self.delivery.wake(outcome.wakes)
 
     def release(self, box: str, holder: int, ticket: Ticket) -> None:
-        """A connection that held jobs is gone, or says that it is done."""
+        """Release the jobs of a holder: its connection is lost, or its work stream has ended."""
         self.delivery.claims.waiting.drop(box, holder)
         self.submit(ReleaseHolder(box, holder), ticket)
 
     # -- the end of a turn
 
     def flush(self) -> None:
-        """Logs what one turn has staged: a little of it at once, more through the commit thread. Claims that
-        this wakes may stage more, which is logged too."""
+        """Log the staged changes of one turn: few at once, many through the commit thread. This may wake
+        claims that stage more changes, which are logged too."""
         self._ticker.check_deadlines(self.delivery.claims.waiting)
         has_logged = False
         while self.staging.frames:
@@ -358,7 +364,7 @@ class Engine:
             self._send_answers()
 
     def _end_turn(self) -> None:
-        """Ends a turn that was not a server's: a report of a thread, or a tick."""
+        """End a turn that no server ends: a report of a thread, or a tick."""
         self.flush()
         self._send_answers()
 
@@ -368,7 +374,7 @@ class Engine:
         self.after_answers()
 
     def _wake(self, boxes: Collection[str]) -> None:
-        """Serve what waits in boxes that show more. Most of the time nothing waits."""
+        """Serve the reads and claims that wait in boxes with newly visible records. Mostly none wait."""
         if boxes and (self.delivery.reads.waiting or self.delivery.claims.waiting):
             self.delivery.wake(boxes)
 
@@ -392,7 +398,7 @@ class Engine:
         self._waits.advance()
 
     def _on_uploaded(self, outcome: Outcome) -> None:
-        """More of what must be in the object store is there."""
+        """Send replies and wake readers that waited for the object store."""
         self.staging.log(outcome, sync=False)
         self._replies.on_uploaded()
         self._wake(outcome.wakes)
@@ -405,14 +411,14 @@ class Engine:
         self._end_turn()
 
     def _log_upkeep(self, outcome: Outcome) -> None:
-        """Changes of a task beside the commands. Nobody waits for them."""
+        """Log changes of a background task. No reply waits for them."""
         self.staging.log(outcome, sync=False)
         self.flush()
         if self.backpressure.is_blocking:
             self._end_turn()
 
     def _log_moves(self, outcome: Outcome) -> None:
-        """Moves that a backup has held go on."""
+        """Log moves that a backup has delayed."""
         self.staging.log(outcome, sync=False)
         self.flush()
         self._wake(outcome.wakes)
@@ -421,7 +427,7 @@ class Engine:
     # -- time
 
     def _next_deadline_ms(self) -> int | None:
-        """When the machine wants a tick; not while the log has no room for what it would log."""
+        """Return when the machine needs its next tick; None while the log has no space for its changes."""
         return None if self._committer.waits_for_space else self.machine.next_deadline_ms()
 
     def _tick(self, now_ms: int, now_s: float) -> None:
@@ -430,12 +436,12 @@ class Engine:
             self.staging.log(outcome, sync=False)
         if outcome.wakes:
             self.delivery.wake(outcome.wakes)
-        for missing in outcome.needs:  # the next tick finds it
+        for missing in outcome.needs:  # the next tick uses it
             self._execution.fetch(missing, None, _ignore)
         self.delivery.serve_due(now_s)
         self._end_turn()
 
-    # -- figures
+    # -- statistics
 
     def statistics(self) -> CommitterStatistics:
         return self._committer.statistics()
@@ -459,9 +465,9 @@ class Engine:
 
     @property
     def backlog_bytes(self) -> int:
-        """What the log has yet to write."""
+        """Bytes that the log has yet to write."""
         return self._committer.backlog_bytes
 
 
 def _ignore(error: StreamsError | None, payloads: FetchedPayloads) -> None:
-    """For what is fetched ahead of need: the command that needs it meets the error."""
+    """Ignore the result of a prefetch: a command that needs the payload gets the error itself."""

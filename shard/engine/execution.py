@@ -1,7 +1,7 @@
-"""Hands a command to the machine, stages what it logs, and has what it lacks fetched.
+"""Passes a command to the machine, stages its changes for the log, and fetches payloads that it lacks.
 
-Every part of the engine that holds commands back uses this to handle them again: reads and claims that wait,
-and commands that needed something from disk.
+Every part of the engine in which commands wait uses this to handle them again: waiting reads and claims, and
+commands that need data from disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Execution:
         return f"<Execution on {self.machine!r}>"
 
     def handle(self, command: Command, payloads: FetchedPayloads, now_ms: int) -> Outcome:
-        """Handle a command. `payloads` is what was fetched for it so far: the cache may have forgotten it."""
+        """Handle a command. `payloads` are those fetched for it so far: the cache may have evicted them."""
         if payloads:
             self._cache.add_all(payloads)
         outcome = self.machine.handle(command, now_ms)
@@ -46,6 +46,6 @@ class Execution:
         return outcome
 
     def fetch(self, missing: Missing, command: Command | None, on_fetched: OnFetched) -> None:
-        """Have something fetched that is not in memory; `done` is called in this thread."""
+        """Fetch data that is not in memory; `on_fetched` is called in this thread."""
         page_bytes = command.max_bytes if isinstance(command, Diff) else 0
         self._fetcher.fetch(missing, max(READ_BYTES, page_bytes), on_fetched)

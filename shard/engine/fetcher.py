@@ -1,19 +1,19 @@
-"""Brings in what the machine needs and does not have in memory: payloads and tags of segments.
+"""Fetches data that the machine needs and does not have in memory: payloads and tags of segments.
 
-    engine --fetch(missing)--> backlog --> [segment-read threads] SegmentStore.read / find_tags
-    engine <--done(error?)---- post        loaded into the segment, counted by the cache
+    engine --fetch(missing)-----> backlog --> [segment-read threads] SegmentStore.read / find_tags
+    engine <--on_fetched(error?)-- post       loaded into the segment, counted by the cache
 
-Whoever needs a payload that somebody else is fetching waits for that one. Neighbours are read together, as
-many as the reader is likely to want next.
+If two commands need the same payload, it is read once for both. Neighbouring batches are read together, as
+many as the reader is likely to need next.
 
-What was brought in for a command may have been forgotten again when it needs one thing more: a cache can be
-smaller than what one command looks at. So a waiting command is handed the payloads, and keeps them until it
-is answered (`PayloadCache.add_all` puts them back).
+A cache can be smaller than the payloads that one command needs, so it may evict one payload before the
+command has the next one. So a waiting command gets the payloads themselves, and keeps them until it is
+answered (`PayloadCache.add_all` puts them back).
 
-Bounds: requests that wait are at most as many as are in flight, which the links bound; one read brings in at
-most `bytes_max` (or one batch), and a command holds on to no more than it looks at: a reader to about twice
-what it asked for (8 MiB at most), a writer to three reads. Reads from the cold store have threads of their
-own, so that a slow store does not hold up reads from this disk.
+Bounds: waiting requests are requests in flight, which the links bound. One read loads at most `bytes_max` (or
+one batch). A command keeps only the payloads that it needs: a reader about twice its page (8 MiB at most), a
+writer those of three reads. The cold store has threads of its own, so that a slow store does not delay reads
+from this disk.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from streams.protocol.model.records import Batch
 
 log = structlog.get_logger()
 
-#: One waits for the disk while the other decodes; more would only share the interpreter.
+#: One thread waits for the disk while the other decodes; more would only compete for the interpreter.
 _HOT_THREADS = 2
 #: They mostly wait for the network.
 _COLD_THREADS = 4
 
-#: What is fetched for a command that needs one batch and says no more.
+#: Bytes to read for a command that needs one batch and requests no page size.
 READ_BYTES = 256 * 1024
 
-#: Payloads and their places.
+#: Payloads, each with its segment and its index there.
 FetchedPayloads = list[tuple[Segment, int, Batch]]
 
 OnFetched = Callable[[StreamsError | None, FetchedPayloads], None]
 
 
 def is_in_cold_store(missing: Missing) -> bool:
-    """True if the cold store has to be asked for it."""
+    """Return True if the data must be read from the cold store."""
     if isinstance(missing, Unfinished):
         return False
     if isinstance(missing, ChunksNotLoaded | NotRendered):
@@ -76,7 +76,7 @@ class Fetcher:
         on_failed: Callable[[BaseException], None],
         faults: Faults | None = None,
     ) -> None:
-        """`on_failed` gets errors that can only be bugs: commands would wait for that thread for ever."""
+        """`on_failed` gets errors that can only be bugs: commands would wait for that thread forever."""
         self._machine = machine
         self._store = store
         self._cache = cache
@@ -85,7 +85,7 @@ class Fetcher:
         self._on_failed = on_failed
         self._faults = faults or Faults()
         self._waiting: dict[tuple[Name, int], list[OnFetched]] = {}
-        #: By generation: those that wait for rows of a commit to be rendered.
+        #: By generation: callbacks of commands that wait until rows of a commit are rendered.
         self._waiting_for_rows: dict[int, list[OnFetched]] = {}
         self._hot: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._cold: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -93,7 +93,7 @@ class Fetcher:
         self.reads = 0
 
     def __repr__(self) -> str:
-        return f"<Fetcher {len(self._waiting)} under way, {self.reads} done>"
+        return f"<Fetcher {len(self._waiting)} in flight, {self.reads} done>"
 
     def start(self) -> None:
         for number in range(_HOT_THREADS + _COLD_THREADS):
@@ -105,13 +105,13 @@ class Fetcher:
             thread.start()
 
     def stop(self) -> None:
-        """Ends the threads when they have done what they are at."""
+        """End the threads when they have finished their current reads."""
         for number in range(len(self._threads)):
             (self._hot if number < _HOT_THREADS else self._cold).put(None)
 
     def fetch(self, missing: Missing, bytes_max: int, on_fetched: OnFetched) -> None:
-        """Calls `done` in this thread when it is there, or with the error that says why it is not. For what
-        is only unfinished that is when others have had their turn."""
+        """Fetch missing data, and call `on_fetched` in this thread with the payloads or the error. For work
+        that is merely unfinished it is called after the other tasks of the event loop."""
         if isinstance(missing, Unfinished):
             self._post(on_fetched, None, [])
             return
@@ -141,14 +141,14 @@ class Fetcher:
         (self._cold if is_cold else self._hot).put(work)
 
     def on_rendered(self, generations: Iterable[int], error: StreamsError | None = None) -> None:
-        """More rows of commits are rendered in these boxes, or will not be soon: `error` says why."""
+        """Resume commands that wait for rows of these boxes: more are rendered. With `error` they fail."""
         if self._waiting_for_rows:
             for generation in generations:
                 for on_fetched in self._waiting_for_rows.pop(generation, ()):
                     on_fetched(error, [])
 
     def generations_waiting(self) -> list[int]:
-        """Boxes with rows that somebody waits for."""
+        """Return the generations of boxes for whose rows commands wait."""
         return list(self._waiting_for_rows)
 
     # -- in a thread
@@ -166,7 +166,7 @@ class Fetcher:
             try:
                 work()
             except BaseException as error:
-                log.error("a thread that reads segments failed", exc_info=error)
+                log.error("a segment-read thread failed because of a bug; the shard ends", exc_info=error)
                 self._post(self._on_failed, error)
                 return
 
@@ -202,7 +202,7 @@ class Fetcher:
         payloads = [(segment, at + offset, batch) for offset, batch in enumerate(batches)]
         self._cache.add_all(payloads)
         self._notify(Name.of(segment), at, None, payloads)
-        self._cache.shrink()  # after those who wait have had what they wanted
+        self._cache.shrink()  # after the waiting commands have used the payloads
 
     def _on_read_error(self, segment: Segment, at: int, error: Exception) -> None:
         self._notify(Name.of(segment), at, self._to_client_error([segment], error), [])
@@ -229,21 +229,21 @@ class Fetcher:
         on_fetched(self._to_client_error(segments, error), [])
 
     def _to_client_error(self, segments: Sequence[Segment], error: Exception) -> StreamsError | None:
-        """None when there is no trouble after all: a segment has made place for another one meanwhile, or is
-        gone with its box, and the command sees that when it is handled again."""
+        """Return the error for the client. None if a segment was replaced or deleted meanwhile: then the
+        command does not need it any more, and is handled again."""
         for segment in segments:
             box = self._machine.generations.get(segment.generation)
             if box is None or segment not in box.log.segments:
                 return None
         box = self._machine.generations[segments[0].generation]
         if isinstance(error, Unreachable):
-            log.warning("the cold store could not be read", reason=str(error))
+            log.warning("cannot read from the cold store", box=box.name, reason=str(error))
             return ColdStoreUnavailable(
                 f"records of box {box.name!r} are in the cold store, which does not answer; nothing is lost, "
                 "try again later. Operator: `streams doctor` shows the error"
             )
         assert isinstance(error, Corrupt)
-        log.error("a segment could not be read", box=box.name, path=error.path, reason=str(error))
+        log.error("a segment is damaged and cannot be read", box=box.name, path=error.path, reason=str(error))
         self._faults.note_damage("segment", error.path, error.reason, box.name)
         return DataDamaged(
             f"a file that holds records of box {box.name!r} is damaged. Operator: `streams doctor` and the "

@@ -1,15 +1,15 @@
-"""The thread that makes and drops log files, so that commits do not wait for it.
+"""Creates and drops log files in a thread of its own, so that commits do not wait for it.
 
     engine, committer --prepare, release, drop_retained--> work --> [wal-files thread] --> Wal
 
-The next file is made while the current one fills: full of zeros, because a sync over blocks that exist is
-several times faster; or only allocated, if the last one was full so soon that writing every byte twice would
-cost more than the syncs.
+The next file is created while the current one fills. It is filled with zeros, because an fsync of blocks that
+exist is several times faster. If the last file was full within two seconds, the next one is only allocated,
+because writing every byte twice would cost more than the fsyncs.
 
-A full disk is not a failure. The thread says so (`lacks_next_file`), long before the current file is full, so
-that the engine stops taking data in time.
+A full disk is not a failure. The thread reports it (`lacks_next_file`) long before the current file is full,
+so that the engine refuses new data in time.
 
-Bounds: one file is made at a time; a release is asked for once a snapshot.
+Bounds: one file is created at a time; a release is requested once per snapshot.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class LogFiles:
         self._wal = wal
         self._on_space = on_space
         self._on_failed = on_failed
-        #: True while the next log file cannot be made, because the disk is full. Set by the thread.
+        #: True while the next log file cannot be created because the disk is full. Set by the thread.
         self.lacks_next_file = False
-        #: A number asks to release all files up to it, a negative one to drop that file, which was kept; True
-        #: asks for a spare to be ready, None ends the thread.
+        #: A positive number: release all files up to it. A negative number: drop that file, which was
+        #: released and retained. True: prepare the next file. None: end the thread.
         self._work: SimpleQueue[int | bool | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="wal-files", daemon=True)
         self._prepared_ns = -_FAST_FILE_NS - 1
@@ -51,20 +51,20 @@ class LogFiles:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread when it has done what it was asked for. Blocks."""
+        """End the thread when it has finished its queue. Blocks."""
         self._work.put(None)
         self._thread.join()
 
     def prepare(self) -> None:
-        """Try to have the next log file ready, if it is not."""
+        """Prepare the next log file, unless it is ready."""
         self._work.put(True)
 
     def release(self, number: int) -> None:
-        """Drop all log files up to this number. May be asked twice."""
+        """Drop all log files up to this number. Idempotent."""
         self._work.put(number)
 
     def drop_retained(self, number: int) -> None:
-        """Drop a log file that was released and kept. May be asked twice."""
+        """Drop a log file that was released and retained. Idempotent."""
         self._work.put(-number)
 
     # In the thread.

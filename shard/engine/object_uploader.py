@@ -1,22 +1,27 @@
-"""Puts what object boxes need into the object store: groups of changes, and bases. One task of the engine.
+"""Uploads the changes of object boxes to the object store, in groups, and bases of them. One task of the
+engine.
 
-    machine.uploading ─► group, at most one each `flush_ms` ─► put, again and again until it is there ─► moved
-                      ─► a base: all object boxes of this moment ─► put, verified ─► moved ─► older things go
+    machine.uploading ─► group, at most one each `flush_ms` ─► put, retried until it succeeds ─► moved
+                      ─► a base: the current state of all object boxes ─► put, verified ─► moved ─► old
+                      objects go
 
-One object is on its way at a time, so the store always has a prefix of what it should have: a put that
-failed is repeated, under the same name with the same bytes, until it has succeeded, and meanwhile more
-gathers. A base that is taken because there are many objects is put beside further groups; one that is needed
-is waited for.
+One object is in flight at a time, so the store always has a prefix of the changes. A failed put is retried,
+under the same name with the same bytes, until it succeeds; meanwhile further changes gather. A base that is
+due because there are many objects is put beside further groups. A base without which no group can be put is
+waited for.
 
 Rules of the file
-- Only what is durable here is put there: after a crash the log has it again, under the same lsns, and what
-  was not confirmed is put again. A reader of the store takes each lsn once
+- Only durable changes are put: after a crash the log has them again, under the same lsns, and unconfirmed
+ones are
+  put again. A reader of the store takes each lsn once
   (`transfer/object_chains.py`).
-- A name is never put with other bytes: names of groups hold the lsns and the life of the shard.
-- The store being away is not a failure of the shard: writers of object boxes wait, then are asked to come
-  later.
+- A name is never put with other bytes: the name of a group contains its lsns and the life of the shard (the
+lsn
+  of its start).
+- An unreachable store is not a failure of the shard: writers of object boxes wait, then are refused with a
+  `Retry-After`.
 
-Bounds: `OBJECT_BYTES_MAX` an object; what gathers is bounded by `Uploading`.
+Bounds: `OBJECT_BYTES_MAX` per object; `Uploading` bounds the pending changes.
 """
 
 from __future__ import annotations
@@ -47,33 +52,34 @@ from streams.protocol.telemetry.reports import ObjectsReport
 
 log = structlog.get_logger()
 
-#: One request's worth, see `PIECE_BYTES` in `cold/objects.py`; a group ends with the change that reaches it.
+#: The size of one request, see `PIECE_BYTES` in `cold/objects.py`; a group ends with the change that reaches
+#: it.
 OBJECT_BYTES_MAX = 4 << 20
 
-#: A base is taken when this much has gathered behind the last one: so much a restore has to read beside it.
-#: At full pace objects come 20 a second, so that is every four minutes at most.
+#: A new base is due when this much was put after the last one; a restore has to read that beside the base. At
+#: full speed there are 20 objects a second, so a base is taken every four minutes at most.
 COMPACT_BYTES = 256 << 20
 COMPACT_OBJECTS = 5_000
 
 _BACKOFF_S, _BACKOFF_S_MAX = 0.1, 5.0
-#: How often a base looks whether the rows of commits are rendered.
+#: How often a base checks whether the rows of commits are rendered.
 _UNRENDERED_S = 0.05
-#: A store that must not be used is looked at again after this.
+#: Pause before a store that belongs to another server is checked again.
 _REFUSED_S = 30.0
-#: How long an orderly end waits for the store.
+#: How long an orderly stop waits for the store.
 _FINISH_S = 5.0
 
 
 class UploadTarget(NamedTuple):
-    """The store, and who writes to it."""
+    """The object store, and the server and shard that write to it."""
 
     store: ColdStore
-    #: Names the data directory, for good.
+    #: The permanent id of the data directory.
     server: str
     shard: int
-    #: Which shard has which slots, as in the manifest.
+    #: The slot ranges of the shards, as in the manifest.
     slots: list[tuple[int, int, int]]
-    #: A folder on this disk in which a base is put together.
+    #: A folder on this disk in which a base is assembled.
     folder: str
     flush_ms: int = 50
     compact_bytes: int = COMPACT_BYTES
@@ -108,7 +114,7 @@ class ObjectUploader:
         self._file_bytes = file_bytes
         self._work_event = trio.Event()
         self._next_put = 0.0
-        #: Since the last base: objects, those of earlier lives included, and the bytes of this life's.
+        #: Since the last base: objects, including those of earlier runs, and the bytes put by this run.
         self._objects = 0
         self._bytes = 0
         self._is_compacting = False
@@ -129,7 +135,7 @@ class ObjectUploader:
         )
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Check for work: there may be changes to upload."""
         self._work_event.set()
 
     async def run(self) -> None:
@@ -142,7 +148,7 @@ class ObjectUploader:
                 elif self._uploading.needs_base_lsn:
                     if not self._is_compacting:
                         await self._upload_base()
-                    else:  # its end wakes us
+                    else:  # the end of the running base wakes this task
                         await self._work_event.wait()
                 else:
                     await self._put_group()
@@ -151,27 +157,29 @@ class ObjectUploader:
                         nursery.start_soon(self._compact)
 
     async def finish(self) -> None:
-        """What is left, if it can be there soon: then the next life has nothing to catch up with."""
+        """Upload the pending changes, for `_FINISH_S` at most, so that the next run has nothing to catch
+        up."""
         with trio.move_on_after(_FINISH_S):
             while self._uploading.has_work and not self._uploading.needs_base_lsn:
                 await self._put_group()
 
     async def _find_chain(self) -> None:
-        """Looks whether the chain of earlier lives is there before more is put behind it: it is not if this
-        is another store than theirs, and then nothing of it is worth anything without a base. Also counts
-        what they have left, or lives that are short would add up to a log that is never folded up."""
+        """Check that the store has the chain of earlier runs before more objects are appended to it. If it
+        was replaced by another store, a new chain begins, with a base. Also count the objects of the chain,
+        or many short runs would build a chain that is never compacted."""
         chain = ChainName.parse(self._uploading.chain)
         chains_there: list[object_chains.ChainObjects] = []
         backoff_s = _BACKOFF_S
         while chain is not None and not await self._try(
             lambda: chains_there.extend(object_chains.list_chains(self._target.store, chain.root)),
-            "a look at what is there",
+            "listing its chains",
         ):
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
         if chain is not None and not (chains_there and chains_there[0].bases):
             log.warning(
-                "the object store does not have the chain of this shard; it begins another", chain=chain.text
+                "the object store does not contain the chain of this shard; the shard begins a new one",
+                chain=chain.text,
             )
             self._uploading.begin_anew()
         elif chains_there:
@@ -217,20 +225,19 @@ class ObjectUploader:
         )
 
     async def _try(self, work: Callable[[], object], what: str) -> bool:
-        """Return True if the store has done it. Trouble is logged when it begins and when it ends."""
+        """Run a store operation. Return True if it succeeded. Only the first error and the recovery are
+        logged."""
         try:
-            # An end of the shard does not wait: whatever becomes of it, it may be done again.
+            # A stop of the shard does not wait for it: every operation may be repeated.
             await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         except (ColdError, Unreachable, Corrupt, OSError) as error:
             if not self._is_unreachable:
-                log.warning(
-                    "the object store does not take what it should; trying on", what=what, error=str(error)
-                )
+                log.warning("an object store operation failed, retrying", what=what, error=str(error))
             self._is_unreachable = True
             self._failures += 1
             return False
         if self._is_unreachable:
-            log.info("the object store takes what it should again")
+            log.info("the object store works again")
         self._is_unreachable = False
         return True
 
@@ -243,7 +250,7 @@ class ObjectUploader:
 
     async def _compact(self) -> None:
         try:
-            # While one was put there, as much may have come again, and nothing may come after it.
+            # During a base, enough objects for the next one may have been put, and no later group may come.
             while self._is_base_due and await self._upload_base():
                 pass
         finally:
@@ -251,13 +258,13 @@ class ObjectUploader:
             self.wake()
 
     async def _upload_base(self) -> bool:
-        """Takes a base and puts it there, trying until it is. A base of a moment ago would do, but what has
-        gathered meanwhile is in one of now. False when the log has failed, and the shard is to end."""
+        """Take a base and upload it, retrying until it succeeds. Each retry takes a new base, which includes
+        the changes since. Return False if the log has failed and the shard must end."""
         backoff_s = _BACKOFF_S
         while True:
             chain = await self._choose_chain()
             if chain is not None:
-                while self._has_unrendered():  # noqa: ASYNC110 (nobody says when it is over)
+                while self._has_unrendered():  # noqa: ASYNC110 (no event reports the end of it)
                     await trio.sleep(_UNRENDERED_S)
                 objects, bytes_before = self._objects, self._bytes
                 parts = parts_of(self._machine, keep=lambda box: box.is_object)
@@ -286,27 +293,28 @@ class ObjectUploader:
                         chain,
                         follows=follows,
                     )
-                    await self._try(tidy, "the removal of what is not needed any more")
+                    await self._try(tidy, "removing old objects")
                     return True
             await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
 
     def _has_unrendered(self) -> bool:
-        """Whether rows of a commit to an object box are yet to be rendered; a base has all of a box."""
+        """Return True if an object box has rows of commits that are not rendered; a base needs all of
+        them."""
         if not self._machine.txns.commits:
             return False
         return any(box.is_object and box.log.tail.has_unrendered for box in self._machine.boxes.values())
 
     async def _choose_chain(self) -> ChainName | None:
-        """The chain that is being written, or a new one; None when the store is away, or another's. So it is
-        asked before anything is put together for it."""
+        """Return the current chain, or a new one; None if the store is unreachable or belongs to another
+        server. Called before a base is assembled, so that none is assembled in vain."""
         target, chains_there = self._target, list[object_chains.ChainObjects]()
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
             probe = partial(target.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
-            return chain if await self._try(probe, "a look at what is there") else None
+            return chain if await self._try(probe, "listing its chains") else None
         if not await self._try(
-            lambda: chains_there.extend(object_chains.list_chains(target.store)), "a look at what is there"
+            lambda: chains_there.extend(object_chains.list_chains(target.store)), "listing its chains"
         ):
             return None
         try:
@@ -315,16 +323,16 @@ class ObjectUploader:
             )
         except object_chains.ForeignChains as error:
             if not self._uploading.refusal:
-                log.error("the object store cannot be used for object boxes", reason=str(error))
+                log.error("object boxes cannot use this object store: change the store", reason=str(error))
             self._uploading.refusal = str(error)
             return None
         self._uploading.refusal = ""
         return name
 
     def _write_base(self, chain: ChainName, parts: Parts) -> None:
-        """In a thread."""
+        """Assemble a base on disk, upload it and verify it. Runs in a thread."""
         folder, taken_ms = self._target.folder, self._now_ms()
-        # What is in the store is in the store: nothing of it is to be hidden from those who restore it.
+        # All records of a base are stored, so a restore must show all of them.
         for at, facts in enumerate(parts.state.boxes):
             parts.state.boxes[at] = _all_shown(facts)
         remove_tree(self._disk, folder)

@@ -1,12 +1,12 @@
-"""What the engine does when the log, its memory or its disk cannot keep up.
+"""Applies backpressure when the log or the memory cannot keep up, and tracks the free space of the disk.
 
 `Backpressure`: servers stop reading while the committer has more than `_BACKLOG_BYTES_MAX` to write, or while
-unsealed batches take twice the memory that they should. Urgent commands are let in beyond that, up to half as
-much again. It ends when the committer has less than `RESUME_BYTES` to write.
+unsealed batches take twice their memory limit. The limits of urgent commands are higher by half. Servers
+resume when the committer has less than `RESUME_BYTES` to write.
 
-`SpaceWatch`: looks at the free space of the disk, and follows the log, which meets the end of it first. Both
-settle the level (`disk_space.py`). On a full disk commands are refused before they are handled. Background
-work waits: a snapshot and a segment are tried again, and time stands still while the log itself has no room.
+`SpaceWatch`: measures the free space of the disk, and follows the log, which runs out of space first. Both
+determine the level (`disk_space.py`). On a full disk commands are refused before they are handled. Background
+tasks wait: snapshots and segments are retried, and the machine gets no ticks while the log has no space.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shard.engine.disk_space import MEASURE_S, MEASURE_SHORT_S, DiskSpace, Level
 from shard.engine.fetcher import Fetcher
 from shard.engine.upkeep import Upkeep
 
-#: Bytes handed to the committer and not yet in the file. At 500 MB/s this is about a tenth of a second.
+#: Bytes submitted to the committer and not yet written. At 500 MB/s this is about a tenth of a second.
 _BACKLOG_BYTES_MAX = 48 * 1024 * 1024
 RESUME_BYTES = 16 * 1024 * 1024
 
-#: Unsealed batches may take this much more memory than they should before writers are held up.
+#: Unsealed batches may take this many times `cache_bytes` before writers are blocked.
 _UNSEALED_FACTOR = 2
 
-#: Urgent commands may exceed both limits by this factor, so that they need not wait for others.
+#: Urgent commands may exceed both limits by this factor, so that they do not wait for others.
 _URGENT_FACTOR = 1.5
 
 
@@ -46,7 +46,7 @@ class Backpressure:
         return f"<Backpressure {state}, {self._committer.backlog_bytes} B to write>"
 
     def exceeds(self, factor: float = 1.0) -> bool:
-        """True if the shard has too much to write, by this factor."""
+        """Return True if the backlog or the unsealed memory exceeds its limit times `factor`."""
         if self._committer.waits_for_space:
             return False  # writes are refused, and reads must not wait for the disk to have space
         return (
@@ -55,14 +55,14 @@ class Backpressure:
         )
 
     async def wait(self, *, is_urgent: bool) -> None:
-        """Wait while there is too much to write."""
+        """Wait while a limit is exceeded."""
         if self.exceeds(_URGENT_FACTOR if is_urgent else 1.0):
             if not self.is_blocking:
                 self.is_blocking, self._resume_event = True, trio.Event()
             await self._resume_event.wait()
 
     def resume_if_drained(self) -> None:
-        """Let servers go on if there is little left to write. For while it `holds`."""
+        """Resume the servers if the backlog is short again. Call it while `is_blocking`."""
         if self._committer.backlog_bytes < RESUME_BYTES and not self.exceeds():
             self.is_blocking = False
             self._resume_event.set()
@@ -79,14 +79,14 @@ class SpaceWatch:
         file_bytes: int,
         on_space_again: Callable[[], None],
     ) -> None:
-        """`on_space_again` is called when a full disk is not full any more."""
+        """`on_space_again` is called when a full disk has space again."""
         self._disk_space = disk_space
         self._committer = committer
         self._fetcher = fetcher
         self._upkeep = upkeep
         self._file_bytes = file_bytes
         self._on_space_again = on_space_again
-        #: Set when the log has met the end of the disk's space, or has space again.
+        #: Set when the log has run out of space, or has space again.
         self.change_event = trio.Event()
 
     def __repr__(self) -> str:
@@ -94,16 +94,16 @@ class SpaceWatch:
 
     @property
     def is_log_blocked(self) -> bool:
-        """True while rows of commits should not be logged."""
+        """True while the renderer must not log rows of commits."""
         return self._disk_space.level == Level.FULL or self._committer.backlog_bytes > RESUME_BYTES
 
     def on_log_space(self) -> None:
-        """The log has met the end of the disk's space, or has space again."""
+        """Update the level: the log has run out of space, or has space again."""
         self.update_level()
         self.change_event.set()
 
     def update_level(self) -> None:
-        """Settle the level, and act on a change."""
+        """Compute the level again, and act on a change."""
         was_full = self._disk_space.level == Level.FULL
         has_changed = self._disk_space.update_level(
             lacks_next_file=self._committer.files.lacks_next_file,
@@ -113,7 +113,7 @@ class SpaceWatch:
         )
         if has_changed:
             self._upkeep.wake()
-        if self._disk_space.level == Level.FULL:  # rows of commits are not rendered until there is space
+        if self._disk_space.level == Level.FULL:  # no rows are rendered until there is space
             self._fetcher.on_rendered(self._fetcher.generations_waiting(), self._disk_space.full_refusal())
         if has_changed and was_full:
             self._on_space_again()

@@ -1,18 +1,17 @@
-"""Commands that need something from disk: it is fetched, and the command is handled again.
+"""Fetches data from disk for commands that need it, and handles them again.
 
-    handle ─► needs ─► fetcher ─► done ─► handle again, with all that was fetched for it so far
-                                              └─► it may need more, and goes round once more
+    handle ─► needs ─► fetcher ─► on_fetched ─► handle again, with all payloads fetched for it so far
+                                                    └─► if it needs more, the cycle repeats
 
-A write holds up later writes to its box until it is done, so that writes keep their order. Reads hold up
-nothing.
+A write blocks later writes to its box until it is done, so that writes keep their order. Reads block nothing.
 
-Bounds: reads have at most `_FETCH_BYTES_MAX` fetched at a time from this disk, and as much from the cold
-store; further reads wait in a queue. Writes are at most one for each box. Commands that wait are requests in
-flight, which links and fronts bound.
+Bounds: reads fetch at most `_FETCH_BYTES_MAX` at a time from this disk, and as much from the cold store;
+further reads wait in a queue. At most one write of each box fetches. Waiting commands are requests in flight,
+which links and fronts bound.
 
 Invariants
-- ONE_WRITE_FETCHES: of the writes to a box one at most waits for the fetcher.
-- FETCHED_BYTES: the bytes that reads have asked for are those of reads under way.
+- ONE_WRITE_FETCHES: at most one write to a box waits for the fetcher.
+- FETCHED_BYTES: the counted bytes are those of reads in flight.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from streams.protocol.messages.bulk import Locate, States
 from streams.protocol.messages.commands import Command, Diff, GetRecord, GetState, GetTail, ListBoxes
 from streams.protocol.messages.forwards import Collect
 
-#: Commands that change nothing, and so wait for no other.
+#: Commands that change nothing, and so wait for no other command.
 READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
 
-#: Bytes that reads may ask of the fetcher at a time, from this disk and from the cold store each: what they
-#: hold until they are answered. Further reads are deferred.
+#: Bytes that reads may have in flight at the fetcher, from this disk and from the cold store each. They stay
+#: in memory until the reads are answered. Further reads are queued.
 _FETCH_BYTES_MAX = 64 << 20
 
 
 def box_of(command: Command) -> str:
-    """The box that a command is about; none for those about all of a shard."""
+    """Return the box of a command; "" for commands that concern the whole shard."""
     return getattr(command, "box", "")
 
 
@@ -55,15 +54,15 @@ class Refetch:
         end_turn: Callable[[], None],
     ) -> None:
         """`handle` handles a command, `submit` does so with all checks of a new one, and `end_turn` flushes
-        and sends what was answered."""
+        the log and sends answers."""
         self._execution = execution
         self._deferred_answers = deferred_answers
         self._handle = handle
         self._submit = submit
         self._end_turn = end_turn
-        #: By box: writes behind one that waits for the fetcher, in the order in which they came.
+        #: By box with a write that waits for the fetcher: the writes after it, in the order of arrival.
         self.queued_writes: dict[str, deque[tuple[Command, Ticket]]] = {}
-        #: By "is it in the cold store": bytes that reads have asked for, and reads that may not ask yet.
+        #: For this disk and for the cold store: bytes that reads have in flight, and reads that are queued.
         self._fetching_bytes = [0, 0]
         self._queued_reads: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
 
@@ -71,14 +70,14 @@ class Refetch:
         return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self.queued_writes)} boxes>"
 
     def queue_write(self, command: Command, ticket: Ticket) -> bool:
-        """Queue a write behind an earlier one to its box that waits. False if there is none."""
+        """Queue a write behind an earlier write to its box that waits. Return False if none waits."""
         if isinstance(command, READS) or box_of(command) not in self.queued_writes:
             return False
         self.queued_writes[box_of(command)].append((command, ticket))
         return True
 
     def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: FetchedPayloads) -> None:
-        """Have something fetched that a command needs, then handle the command again."""
+        """Fetch data that a command needs, then handle the command again."""
         if isinstance(command, READS) and isinstance(missing, NotRendered):
             on_fetched: OnFetched = partial(self._retry_after_render, command, ticket, payloads)
         elif isinstance(command, READS):
@@ -137,7 +136,7 @@ class Refetch:
         error: StreamsError | None,
         more: FetchedPayloads,
     ) -> None:
-        """More rows are rendered of those that a read wants. It waited for no fetch, so it counts as none."""
+        """Retry a read after more rows are rendered. It fetched nothing, so no bytes are counted for it."""
         self._retry_if_room(command, ticket, payloads, error, more)
         self._end_turn()
 
@@ -172,6 +171,6 @@ class Refetch:
         self._retry(command, ticket, payloads, error, more)
         while queue and box not in self.queued_writes:
             self._submit(*queue.popleft())
-        if queue:  # one of them has to wait in its turn, and the rest stays behind it
+        if queue:  # one of them waits for a fetch now; the rest stays queued behind it
             self.queued_writes[box].extend(queue)
         self._end_turn()

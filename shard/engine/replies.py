@@ -1,17 +1,17 @@
-"""Replies on their way: parked until the log has what they rest on, or deferred until they have room.
+"""Parks replies until the log has reached their lsn, and defers answers until their connection has room.
 
     Outcome ─► waits for no lsn        sent now
             ─► until logged ─────────► sent by `on_logged` or `on_durable` of its lsn
             ─► until durable ────────► sent by `on_durable` of its lsn
             ─► until stored ─────────► sent when the object store has its lsn
 
-`core/durability.py` says what a reply waits for. Here it only waits.
+`core/durability.py` decides which lsn and stage a reply waits for.
 
 A page is produced only while its connection has room for it (`has_room`). A read or a claim that could be
-served, and has no room, is deferred: the server has it served again when the connection has room.
+served but has no room is deferred: it is served again when the connection has room.
 
-All of it is lost with the process. A client whose reply was parked does not know what became of its command:
-it repeats it, and idempotency keys, fences and seqs answer.
+A crash loses all parked replies. The client of such a reply does not know the outcome of its command: it
+repeats the command, and idempotency keys, fences and seqs prevent a second effect.
 
 Bounds: replies and deferred reads are at most as many as requests in flight, which links and fronts bound.
 Deferred boxes are at most as many as boxes with reads or claims that wait.
@@ -35,12 +35,12 @@ from streams.protocol.messages.commands import Command, Reply
 
 
 class Ticket(Protocol):
-    """The place where a reply goes."""
+    """Receives the reply to one command."""
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None: ...
 
 
-#: A reply on hold: the lsn it waits for, and where it goes.
+#: A parked reply: the lsn that it waits for, its ticket, and the reply.
 _ParkedReply = tuple[int, Ticket, Reply | StreamsError]
 _lsn_of = itemgetter(0)
 
@@ -48,7 +48,7 @@ _lsn_of = itemgetter(0)
 class ParkedReplies:
     def __init__(self, uploading: Uploading) -> None:
         self._uploading = uploading
-        #: In the order of the lsns they wait for, and of their coming.
+        #: Ordered by lsn, then by arrival.
         self._until_logged: deque[_ParkedReply] = deque()
         self._until_durable: deque[_ParkedReply] = deque()
         self._until_uploaded: deque[_ParkedReply] = deque()
@@ -63,7 +63,7 @@ class ParkedReplies:
         return len(self._until_logged) + len(self._until_durable) + len(self._until_uploaded)
 
     def send_when_ready(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
-        """Send a reply now, or park it until the log has what it rests on."""
+        """Send a reply now, or park it until the log has reached its lsn and stage."""
         lsn = outcome.waits_for_lsn
         if not lsn:
             ticket.answer(reply, 0.0, 0.0)
@@ -71,13 +71,13 @@ class ParkedReplies:
         queue = self._until_durable if outcome.until_durable else self._until_logged
         if outcome.until_uploaded:
             refusal = self._uploading.stuck()
-            if refusal is not None:  # the store does not answer; a write was refused for that before
+            if refusal is not None:  # the store does not answer, and writes are refused for that already
                 ticket.answer(refusal, 0.0, 0.0)
                 return
             queue = self._until_uploaded
         if not queue or queue[-1][0] <= lsn:
             queue.append((lsn, ticket, reply))
-        else:  # it rests on something older than the last write of another
+        else:  # it waits for an older lsn than the last parked reply
             queue.insert(bisect_right(queue, lsn, key=_lsn_of), (lsn, ticket, reply))
 
     def on_logged(self, lsn: int, wal_append_ms: float) -> None:
@@ -89,7 +89,7 @@ class ParkedReplies:
         self._wal_append_ms = wal_append_ms
         self._release(self._until_logged, lsn, 0.0)
         self._release(self._until_durable, lsn, fsync_ms)
-        if self._until_uploaded:  # some rest on what need not be uploaded after all
+        if self._until_uploaded:  # some wait for changes that need no upload
             self.on_uploaded()
 
     def on_uploaded(self) -> None:
@@ -109,14 +109,14 @@ class ParkedReplies:
 
 
 class DeferredAnswers:
-    """Reads and claims that could be served, and whose connection has no room for a page."""
+    """Reads and claims that could be served but whose connection has no room for a page."""
 
     def __init__(self) -> None:
-        #: True if a page may be produced for a ticket. The server has its own.
+        #: Returns True if a page may be produced for a ticket. The server replaces it.
         self.has_room: Callable[[Ticket], bool] = _always
-        #: Boxes with such reads and claims among those that wait.
+        #: Boxes with such reads and claims among the waiting ones.
         self._boxes: dict[str, None] = {}
-        #: Reads that had all they needed from disk.
+        #: Reads that have fetched all data that they need.
         self._reads: deque[tuple[Command, Ticket]] = deque()
 
     def __repr__(self) -> str:

@@ -1,18 +1,18 @@
-"""Takes snapshots, and releases the log and the segments that they made superfluous.
+"""Takes snapshots, and releases log files and segments that are not needed any more.
 
     due: `snapshot_wal_bytes` were written, or `snapshot_interval_ms` have passed
-      capture box by box, between turns ─► all of it durable in the log ─► written, in a thread
+      capture box by box, between turns ─► wait until it is durable in the log ─► write it, in a thread
         ─► log files that neither of the two newest snapshots needs are released
         ─► segments that neither of them names are dropped (`upkeep.py`)
 
-A quiet shard, whose last snapshot was due by time, frees its whole log but for the newest file, and gives
-free memory back to the system.
+A quiet shard, whose last snapshot was due by time, frees its whole log except the newest file, and returns
+free memory to the system.
 
-What a crash leaves: a `.tmp` file, which the next snapshot drops; or a snapshot whose log files are still
-there, which the next one releases. The log is whole from the older of the two snapshots on.
+A crash leaves a `.tmp` file, which the next snapshot drops, or a snapshot whose old log files still exist,
+which the next one releases. The log is complete from the older of the two snapshots on.
 
-A full disk is no failure: the snapshot is tried again, and the log is kept until one is written. A disk that
-cannot write a snapshot for another reason cannot be trusted with the log: the shard ends.
+A full disk is no failure: the snapshot is retried, and the log is retained until one is written. If the disk
+fails for another reason, it cannot be trusted with the log either: the shard ends.
 
 Invariants
 - SNAPSHOT_DURABLE: a snapshot is written only of changes that are durable in the log.
@@ -43,24 +43,24 @@ from streams import process
 
 log = structlog.get_logger()
 
-#: Log that is kept although a snapshot covers it, for batches that are not sealed: this many times what makes
-#: a snapshot due. Beyond it they are sealed, or written to the log again.
+#: Log that is retained for unsealed batches although a snapshot covers it: this many times
+#: `snapshot_wal_bytes`. Older batches are sealed, or logged again.
 _PINNED_FACTOR = 2
 _PINNED_FILES_MIN = 4
 
-#: A quiet shard has its whole log freed, but for the newest file, if that is this many times what must be
-#: sealed or written to the log again for it: so that costs at most an eighth of what was written.
+#: A quiet shard frees its whole log except the newest file, if the log is this many times larger than the
+#: batches that must be sealed or logged again for it. So that costs at most an eighth of the written bytes.
 _QUIET_FACTOR = 8
 
-#: A shard that has logged less than this since its last snapshot may be slow for a moment: 0.1 s for each
-#: gigabyte of memory that it gives back.
+#: Memory is returned only if less than this was logged since the last snapshot: returning it blocks the shard
+#: for 0.1 s per gigabyte.
 _QUIET_BYTES = 8 << 20
 
-#: Boxes that a snapshot takes in one step, a quarter of a millisecond, and how long others have in between. A
-#: hundred thousand boxes take about fourteen seconds in this way.
+#: Boxes that a snapshot captures in one step, a quarter of a millisecond, and the pause between two steps. A
+#: hundred thousand boxes take about fourteen seconds.
 _BOXES, _REST_S = 32, 0.004
 
-#: How long to wait for space on a full disk before a snapshot is tried again.
+#: How long to wait on a full disk before a snapshot is retried.
 _FULL_PAUSE_S = 5.0
 
 
@@ -79,7 +79,7 @@ class SnapshotKeeper:
         log_outcome: Callable[[Outcome], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """`needs_lsn`: the log from there on is needed by the snapshot that the shard started from."""
+        """`needs_lsn`: the first lsn that the snapshot of the last recovery needs."""
         self._machine = machine
         self._wal, self._snapshots = files
         self._committer = committer
@@ -94,9 +94,9 @@ class SnapshotKeeper:
         self._memory = process.MemoryReturn()
         self._due_event = trio.Event()
         self._bytes_taken = 0
-        #: The lsn of the newest snapshot, or of the one that is being taken.
+        #: The lsn of the newest snapshot, or of the one in progress.
         self.lsn_taken = 0
-        #: When the state was taken that the newest snapshot has; at first, when this life began.
+        #: When the state of the newest snapshot was captured; at first, when this object was created.
         self._taken_s = trio.current_time()
         #: True while the disk has no space for a snapshot.
         self._lacks_space = False
@@ -108,7 +108,7 @@ class SnapshotKeeper:
 
     @property
     def age_s(self) -> float:
-        """How long the log has had changes that no snapshot has; 0 if it has none."""
+        """Seconds since the newest snapshot; 0 if it contains all changes of the log."""
         if self._machine.lsn == self.lsn_taken:
             return 0.0
         return round(trio.current_time() - self._taken_s, 3)
@@ -118,7 +118,7 @@ class SnapshotKeeper:
         return self._wal.bytes_written - self._bytes_taken
 
     def on_durable(self) -> None:
-        """The log has grown: a snapshot may be due."""
+        """Start a snapshot if the log has grown enough."""
         if self._bytes_since >= self._settings.snapshot_wal_bytes:
             self._due_event.set()
 
@@ -132,12 +132,12 @@ class SnapshotKeeper:
             self._due_event = trio.Event()
             if self._machine.lsn == self.lsn_taken:
                 if self._retention.is_settled(self._wal.files()[:-1]):
-                    # Nothing has changed, and no file waits for the older snapshot to go.
+                    # Nothing has changed, and no file waits until the older snapshot is dropped.
                     if self._upkeep.must_sweep_again:
                         self.sweep()
                     continue
-                # A second one of this lsn would take the place of the first, and the older one would stay:
-                # without the segments that it names.
+                # Another snapshot of this lsn would replace the newest one, and the older one would stay
+                # although the segments that it names are dropped. So log a change first.
                 self._log_outcome(self._machine.rest(self._now_ms()))
             try:
                 if not await self.try_to_take():
@@ -148,13 +148,13 @@ class SnapshotKeeper:
                 return
 
     async def _return_memory(self) -> None:
-        """After a burst, give free memory back to the system."""
+        """Return free memory to the system after a burst."""
         if self._is_quiet and self._bytes_since < _QUIET_BYTES and self._memory.is_worth_it:
             returned_bytes = await trio.to_thread.run_sync(self._memory.run)
-            log.info("gave free memory back to the system", mebibytes=returned_bytes >> 20)
+            log.info("returned free memory to the system", mebibytes=returned_bytes >> 20)
 
     async def try_to_take(self, *, rest_s: float = _REST_S) -> bool:
-        """Take a snapshot. False if the disk has no space for it; the log is kept until one has some."""
+        """Take a snapshot. Return False if the disk has no space for it; then the log is retained."""
         before = self._bytes_taken, self.lsn_taken
         try:
             await self.take(rest_s=rest_s)
@@ -163,20 +163,22 @@ class SnapshotKeeper:
                 raise
             self._bytes_taken, self.lsn_taken = before
             if not self._lacks_space:
-                log.error("the disk is full: a snapshot cannot be written; trying on", error=str(error))
+                log.error(
+                    "the disk is full: cannot write a snapshot, retrying; free disk space", error=str(error)
+                )
             self._lacks_space = True
             return False
         self._lacks_space = False
         return True
 
     async def take(self, *, rest_s: float = _REST_S) -> None:
-        """Write the state of this moment, once all of it is durable in the log; then release old files."""
+        """Capture the state, wait until it is durable in the log, write it, then release old files."""
         self._bytes_taken = self._wal.bytes_written
         taken_s = trio.current_time()
         capture = self._machine.begin_snapshot()
         self.lsn_taken = capture.lsn
         try:
-            while capture.step(_BOXES):  # noqa: ASYNC110 (it waits for nothing, it leaves room)
+            while capture.step(_BOXES):  # noqa: ASYNC110 (it waits for no condition; it lets other tasks run)
                 await trio.sleep(rest_s)
         finally:
             self._machine.end_snapshot(capture)
@@ -205,14 +207,15 @@ class SnapshotKeeper:
             self._committer.files.release(through)
 
     def sweep(self) -> None:
-        """Have segments dropped that no snapshot names."""
+        """Let upkeep drop segments that neither a snapshot nor the machine names."""
         segment_names = self._retention.named_segments()
         if segment_names is not None:
             self._upkeep.sweep(segment_names)
-        self._upkeep.wake()  # files that were pinned may go, whatever is named
+        self._upkeep.wake()  # files that are no longer pinned may be dropped
 
     def pinned_lsn(self) -> int:
-        """Log up to here should not be needed any more: batches there are sealed, or logged again."""
+        """Return the lsn up to which the log should be freed: upkeep seals older batches or logs them
+        again."""
         settings, files = self._settings, self._wal.files()
         older = files[:-1]
         if (

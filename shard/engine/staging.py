@@ -1,12 +1,12 @@
-"""Frames of one turn of the event loop, on their way to the log.
+"""Collects the frames of one turn of the event loop, and writes them to the log together.
 
-    machine ─► Outcome.changes ─► log() ─► frames ─► write() ─┬─► append_now    small, nobody waits for a sync
-                                                              └─► submit        all else: the commit thread
+    machine ─► Outcome.changes ─► log() ─► frames ─► write() ─┬─► append_now    small, no reply needs a sync
+                                                              └─► submit        otherwise: the commit thread
 
-A turn is what one wake-up of the event loop does: the server submits every command that it has read, then
+A turn is the work of one wake-up of the event loop: the server submits every command that it has read, then
 flushes once. So the changes of a turn leave in one write.
 
-Bounds: a turn stages what the commands of one wake-up log. The servers bound those, and stop reading while
+Bounds: a turn stages the changes of one wake-up's commands. The servers bound those, and stop reading while
 the committer has too much to write (`pressure.py`).
 """
 
@@ -33,8 +33,9 @@ class Staging:
         return f"<Staging {len(self.frames)} frames>"
 
     def log(self, outcome: Outcome, *, sync: bool) -> None:
-        """Stage changes; they leave with the next `write`. Afterthoughts, which may be a hundred times what
-        they follow, are kept apart from it: its sync has none of them to write."""
+        """Stage changes; they leave with the next `write`. Changes after the lsn that the reply waits for
+        (`afterthoughts`) may be a hundred times larger, so they go into another group: the reply's sync does
+        not wait for them."""
         for lsn, change in outcome.changes:
             if outcome.afterthoughts and lsn == outcome.waits_for_lsn + 1:
                 self._needs_sync = self._needs_sync or sync
@@ -48,11 +49,11 @@ class Staging:
 
     def leaves_to_thread(self, size: int) -> bool:
         """Return True if the next `write`, of commands of about this size, is likely to go through the commit
-        thread. What is logged of a write is somewhat longer than its body."""
+        thread. The frame of a write is somewhat longer than its body."""
         return self._needs_sync or size > APPEND_NOW_BYTES_MAX * 3 // 4
 
     def write(self) -> int:
-        """Write the frames at once, if there are few, and return the last lsn. Otherwise hand them to the
+        """Write the frames at once, if they are small, and return the last lsn. Otherwise submit them to the
         commit thread, which reports later, and return 0."""
         if self._needs_sync or not self._committer.append_now(self.frames):
             self._submit()

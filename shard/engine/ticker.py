@@ -1,10 +1,10 @@
-"""Calls the engine when something is due: a deadline of the machine, of a read or of a claim.
+"""Calls the engine at the next deadline of the machine, of a read or of a claim.
 
-The engine looks after each turn whether a deadline has come nearer than the next tick (`look`). A tick comes
+After each turn the engine checks whether a deadline is before the next tick (`check_deadlines`). A tick comes
 at least every `_TICK_S_MAX` seconds, and then the system clock is observed too (`timekeeper.py`).
 
-Two clocks: deadlines of the machine are in the time of the core, in milliseconds, which may be set back and
-forth. Deadlines of reads and claims are on trio's clock, which only grows.
+Two clocks: deadlines of the machine are in the time of the core, in milliseconds, which may jump. Deadlines
+of reads and claims are on trio's clock, which is monotonic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shard.engine.replies import Ticket
 from shard.engine.waiting_claims import WaitingClaims
 from shard.engine.waiting_reads import WaitingReads
 
-#: The longest the shard goes without looking at its clock.
+#: The longest time between two ticks.
 _TICK_S_MAX = 1.0
 
 
@@ -30,13 +30,13 @@ class Ticker:
         observe_clock: Callable[[], None],
         tick: Callable[[int, float], None],
     ) -> None:
-        """`next_deadline_ms` says when the machine wants a tick."""
+        """`next_deadline_ms` returns when the machine needs a tick."""
         self._now_ms = now_ms
         self._next_deadline_ms = next_deadline_ms
         self._observe_clock = observe_clock
         self._tick = tick
         self._wake_event = trio.Event()
-        #: When the next tick comes: on trio's clock, and in the time of the core.
+        #: The time of the next tick: on trio's clock, and in the time of the core.
         self._at_s = 0.0
         self._at_ms = 0
 
@@ -44,7 +44,7 @@ class Ticker:
         return f"<Ticker, next at {self._at_ms} ms>"
 
     def wake(self) -> None:
-        """Have a tick now."""
+        """Tick now."""
         self._wake_event.set()
 
     def tick_by(self, deadline_s: float) -> None:
@@ -52,7 +52,7 @@ class Ticker:
             self._wake_event.set()
 
     def check_deadlines(self, claims: WaitingClaims[Ticket]) -> None:
-        """A turn may have brought a deadline before the next tick."""
+        """Tick earlier if the last turn has set a deadline before the next tick."""
         deadline_ms = self._next_deadline_ms()
         if deadline_ms is not None and deadline_ms < self._at_ms:
             self._wake_event.set()

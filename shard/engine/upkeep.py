@@ -1,20 +1,22 @@
-"""The shard's background work: seals, keeps old log free, writes segments anew, drops files nobody names.
+"""Maintains the files of boxes: seals batches, frees old log, rewrites and compacts segments, drops unused
+files.
 
-    plan (core/boxes/upkeep.py) ──► files, in a thread ──► the change, if what it rests on still stands
+    plan (core/boxes/upkeep.py) ──► files, in a thread ──► the change is logged, if its plan is still valid
 
-On a full disk only what makes room is done: files that nobody names are dropped, and segments move to the
-cold store. A piece of work for which there is no space is tried again later.
+On a full disk only work that frees space is done: unused files are dropped, and segments move to the cold
+store. Work for which there is no space is retried later.
 
-One piece of work at a time, and no faster than `bytes_per_s`, so that writers and readers hardly notice; when
-unsealed batches take more memory than they should, as fast as it goes.
+One job runs at a time, and no faster than `bytes_per_s`, so that writers and readers hardly notice. While
+unsealed batches exceed their memory limit, jobs run at full speed.
 
-What a crash leaves: a segment that no change names. It is dropped like every file that neither the machine
-nor one of the two snapshots names; until then its number may be given again, and its file is written over.
+A crash leaves a segment that no change names. It is dropped like every file that neither the machine nor one
+of the two snapshots names. Until then its number may be reused, and its file overwritten.
 
 Rules of the file
-- A file goes only when the change that made it superfluous is durable: until then a crash could bring back a
+- A file is dropped only when the change that made it unnecessary is durable: until then a crash could restore
+a
   machine that needs it.
-- A segment that turns out to be damaged is left as it is, and reported; the rest of the shard goes on.
+- A damaged segment is left as it is, and reported; the rest of the shard goes on.
 """
 
 from __future__ import annotations
@@ -51,34 +53,35 @@ from streams.protocol.model.records import Batch
 
 log = structlog.get_logger()
 
-#: How long a cold store that did not answer is left alone.
+#: Pause after the cold store did not answer.
 _COLD_PAUSE_S = 30.0
 
 #: How long to wait for space on a full disk.
 _FULL_PAUSE_S = 5.0
 
-#: The shortest and the longest time between two looks that find nothing. In between, a look follows a change
-#: of the shard (`wake`), or the moment when a box is due by its age.
+#: The shortest and the longest pause between two checks that find no work. In between, a check follows a
+#: change of the shard (`wake`), or the moment when a box is due by its age.
 _PAUSE_S, _PAUSE_S_MAX = 0.25, 60.0
 
-#: How often to look while boxes wait to be quiet enough for compaction.
+#: How often to check while boxes wait to be quiet enough for compaction.
 _COMPACTION_PAUSE_S = 1.0
 
-#: Boxes looked at in one go when unnamed files are dropped, a fraction of a millisecond, and the pause then.
+#: Boxes that a sweep visits in one step, a fraction of a millisecond, and the pause between two steps.
 _SWEEP_BOXES, _SWEEP_REST_S = 256, 0.001
 
-#: Payloads stay in memory when a segment is sealed, unless they are so many that counting them takes long.
+#: Payloads stay in memory when a segment is sealed, unless there are more than this: counting them takes
+#: long.
 _BATCHES_KEPT_MAX = 256
 
 
 class Logger(Protocol):
     def __call__(self, outcome: Outcome) -> None:
-        """Notes changes of the machine for the log, and hands them over."""
+        """Stage changes of the machine and hand them to the log."""
 
 
 class InThread(Protocol):
     def __call__(self, work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """Does work that waits for a disk or a network, and returns what it returns."""
+        """Run work that waits for a disk or a network, and return its result."""
 
 
 def _in_thread(work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
@@ -128,12 +131,12 @@ class Upkeep:
         self.segments_moved = 0
         self._cold_again_at = 0.0
         self._snapshot_names: set[Name] | None = None
-        #: True if the cold store did not let go of copies in the last sweep: another one is needed.
+        #: True if the last sweep could not delete copies in the cold store: another sweep is needed.
         self.must_sweep_again = False
-        #: Set by anything after which there may be work.
+        #: Set by every event after which there may be work.
         self._wake_event = trio.Event()
         self.pins = Pins()
-        #: The same for a base that is being put into the object store.
+        #: Segments of a base that is being uploaded to the object store: they are not dropped either.
         self.pinned_for_base: set[Name] = set()
 
     def __repr__(self) -> str:
@@ -144,17 +147,17 @@ class Upkeep:
         return self._machine.unsealed.bytes > self._unsealed_bytes_max
 
     def sweep(self, snapshot_names: set[Name]) -> None:
-        """Files that neither these nor the machine names may go."""
+        """Drop files that neither these snapshot names nor the machine contain, with the next step."""
         self._snapshot_names = snapshot_names
         self.wake()
 
     def wake(self) -> None:
-        """There may be work: the log is durable further, the disk has room again, files may go."""
+        """Check for work: more of the log is durable, the disk has space again, or files may be dropped."""
         self._wake_event.set()
 
     async def run(self) -> None:
         while True:
-            self._wake_event = trio.Event()  # before the look: what happens during it counts
+            self._wake_event = trio.Event()  # before the check, so that no event during it is lost
             try:
                 if not await self.step():
                     await self._sleep(_PAUSE_S)
@@ -164,14 +167,16 @@ class Upkeep:
                     self._lacks_space = False
             except OSError as error:
                 if error.errno not in NO_SPACE:
-                    raise  # the same disk as the log's: it cannot be trusted any more
+                    raise  # the disk of the log has failed
                 if not self._lacks_space:
-                    log.error("the disk is full: segments cannot be written; trying on", error=str(error))
+                    log.error(
+                        "the disk is full: cannot write segments, retrying; free disk space", error=str(error)
+                    )
                 self._lacks_space = True
                 await self._sleep(_FULL_PAUSE_S)
 
     def _longest_pause_s(self) -> float:
-        """Return how long there is nothing to do unless something happens."""
+        """Return how long to wait if no event comes."""
         machine, now_ms = self._machine, self._now_ms()
         pause_s = _PAUSE_S_MAX
         oldest_ms = machine.unsealed.oldest_ms()
@@ -184,7 +189,7 @@ class Upkeep:
         return max(_PAUSE_S, pause_s)
 
     async def step(self) -> bool:
-        """Does the next piece of work; whether there was any."""
+        """Run the next job. Return True if there was one."""
         if self._snapshot_names is not None and not self.pins.is_all:
             await self._sweep()
         if self._is_disk_full():
@@ -219,7 +224,7 @@ class Upkeep:
         return await self._step_to_cold()
 
     async def _step_to_cold(self) -> bool:
-        """Moves a segment to the cold store, if one is due; whether one was."""
+        """Move a segment to the cold store, if one is due. Return True if one was."""
         if self._store.has_cold and monotonic() >= self._cold_again_at:
             move = plan_move(self._machine, self._hot)
             if move is not None:
@@ -227,16 +232,16 @@ class Upkeep:
                 return True
         return False
 
-    # -- the pieces
+    # -- the jobs
 
     async def _sweep(self) -> None:
-        """Drops files that nobody names. Between two pieces of work there is no segment that is written and
-        not named yet."""
+        """Drop files that neither the machine nor a snapshot names. It runs between two jobs, so no segment
+        is written and not named yet."""
         assert self._snapshot_names is not None
         snapshot_names, self._snapshot_names = self._snapshot_names, None
         needed_names = snapshot_names | self.pinned_for_base
         cold: set[Name] = set()
-        # Meanwhile others only ever let go of segments, so all segments of the end were met on the way.
+        # During this loop other tasks only remove segments, so it sees all segments that exist at its end.
         for number, box in enumerate(list(self._machine.generations.values()), 1):
             for segment in box.log.segments:
                 needed_names.add(Name.of(segment))
@@ -244,10 +249,10 @@ class Upkeep:
                     cold.add(Name.of(segment))
             if number % _SWEEP_BOXES == 0:
                 await self._sleep(_SWEEP_REST_S)
-        # What the machine does not name any more, it may name again until the log says so for good.
+        # After a crash the machine may name a removed segment again, until the removal is durable.
         if not await self._wait_durable(self._machine.lsn):
             return
-        if self.pins.is_all:  # since this began; somebody may read what it has not met any more
+        if self.pins.is_all:  # pinned since this began: a reader may use segments that the loop did not see
             self._snapshot_names = self._snapshot_names or snapshot_names
             return
         needed_names |= self.pins.names | self.pinned_for_base
@@ -256,7 +261,7 @@ class Upkeep:
             self.must_sweep_again = False
         except Unreachable as error:
             self.must_sweep_again = True
-            log.warning("segments could not be dropped from the cold store yet", reason=str(error))
+            log.warning("cannot delete segments in the cold store, retrying later", reason=str(error))
 
     async def _seal(self, plan: ToSeal) -> None:
         generation = plan.box.generation
@@ -276,7 +281,7 @@ class Upkeep:
             self._cache.shrink()
 
     def _is_stored(self, box: Box) -> bool:
-        """Whether a box is still there, and not one in memory by now, of which the log says nothing."""
+        """Return True if a box still exists and is no memory box, of which nothing is logged."""
         return self._machine.generations.get(box.generation) is box and not box.is_memory
 
     def _log_again(self, plan: ToKeep) -> None:
@@ -301,7 +306,7 @@ class Upkeep:
         await self._rest(segment.total_bytes)
 
     def _live_batches(self, plan: ToRewrite) -> Iterator[Batch]:
-        """What is live in the segments, read from their files."""
+        """Yield the live records of the segments, read from their files."""
         for part in plan.parts:
             for at, batch in enumerate(self._store.read_all(Name.of(part.segment))):
                 runs = part.runs.get(at)
@@ -312,7 +317,7 @@ class Upkeep:
                         yield batch.part(first, last)
 
     async def _compact(self, box: Box) -> None:
-        """Deletes what newer records with the same tag have superseded."""
+        """Delete records that newer records with the same tag have superseded."""
         source = copy_input(box, durable_lsn=self._machine.durable_lsn)
         before, box.compacted_seq = (
             box.compacted_seq,
@@ -322,8 +327,10 @@ class Upkeep:
         while True:
             try:
                 chunk = await self._in_thread(next, chunks, None)
-            except Unreachable as error:  # a part of the box is in a store that does not answer
-                log.warning("a box could not be compacted", box=box.name, reason=str(error))
+            except Unreachable as error:  # a part of the box is in a cold store that does not answer
+                log.warning(
+                    "cannot compact a box: the cold store does not answer", box=box.name, reason=str(error)
+                )
                 self._machine.compactable.pop(box.generation, None)
                 box.compacted_seq = before
                 return
@@ -339,19 +346,20 @@ class Upkeep:
                 self.records_compacted += len(change.seqs)
 
     async def _move(self, box: Box, segment: Segment) -> None:
-        """A copy in the cold store, proven; then the machine's word, durable; then the file here goes."""
+        """Move a segment to the cold store: copy and verify it, log the change durably, drop the local
+        file."""
         name = Name.of(segment)
         try:
             await self._in_thread(self._store.copy_to_cold, name)
         except Unreachable as error:
             self._cold_again_at = monotonic() + _COLD_PAUSE_S
-            log.warning("the cold store cannot take segments now", reason=str(error))
+            log.warning("cannot copy segments to the cold store, retrying later", reason=str(error))
             return
         except Corrupt as damage:
             self._skip_damaged(box, damage)
             return
         if not self._is_stored(box) or segment not in box.log.segments:
-            return  # dead by now; it is dropped with its stub and its copy
+            return  # deleted meanwhile; the next sweep drops its stub and its copy
         self._commit(changes.SegmentMoved(box.generation, segment.serial))
         if await self._wait_durable(self._machine.lsn):
             await self._in_thread(self._store.remove_local, name)
@@ -359,8 +367,11 @@ class Upkeep:
         await self._rest(segment.total_bytes)
 
     def _skip_damaged(self, box: Box, damage: Corrupt) -> None:
-        """Nothing is done about a damaged box until it changes; a reader of damaged records gets an error."""
-        log.error("a segment is damaged", box=box.name, path=damage.path, reason=str(damage))
+        """Report a damaged segment, and skip its box until it changes. Readers of damaged records get an
+        error."""
+        log.error(
+            "a segment is damaged; run `streams doctor`", box=box.name, path=damage.path, reason=str(damage)
+        )
         self._faults.note_damage("segment", damage.path, damage.reason, box.name)
         machine = self._machine
         for waiting in (machine.dented, machine.compactable, machine.movable):

@@ -1,18 +1,18 @@
-"""Claims that wait: for a window to close, or for a job to come (v0 §8).
+"""Queues and serves claims that wait for a job or for the end of a window (v0 §8).
 
-    a claim that gets nothing ──► waits ──► a job comes, or comes back: those that wait are served in order
-                                    │
-    a claim in a window ────────────┘       the window closes: all that wait are served in one pass
+    a claim that gets no job ──► waits ──► a job arrives or returns: waiting claims are served in order
+                                   │
+    a claim in a window ───────────┘       the window closes: all waiting claims are served in one pass
 
-A window opens with the first claim, or with the first job that comes while claims wait, and gathers whatever
-comes until it closes. `WaitingClaims` is the queue; `ClaimDelivery` serves it.
+A window opens with the first claim, or with the first job that arrives while claims wait, and collects claims
+and jobs until it closes. `WaitingClaims` is the queue; `ClaimDelivery` serves it.
 
-A claim may have to log something (a durable lease, a count of deliveries, a dead letter). So on a full disk
-claims wait on, and are refused when their time is up.
+A claim may have to log a change (a durable lease, a count of deliveries, a dead letter). So on a full disk
+claims keep waiting, and are refused at their deadline.
 
-Bounds: claims are requests in flight, which links and fronts bound; times that are out of date are never much
-more than those that are not. One pass serves at most `COHORT_MAX` claims, and a window that has gathered as
-many closes early. A wake-up gives out at most `PASS_JOBS_MAX` jobs of a box before others have their turn.
+Bounds: claims are requests in flight, which links and fronts bound. Stale deadlines are dropped when they are
+more than half. One pass serves at most `COHORT_MAX` claims, and a window with as many closes early. A wake-up
+hands out at most `PASS_JOBS_MAX` jobs of a box before other tasks run.
 
 Invariants
 - PASS_ANSWERED: a pass over claims is answered, or needs something from disk.
@@ -37,13 +37,14 @@ from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.messages.queues import BatchClaim, BatchClaimResult, Claim, ClaimResult
 
 COHORT_MAX = 1024
-#: Times that may be out of date before the heap is made anew.
+#: Stale deadlines, beyond as many as wait, before the heap is rebuilt.
 _STALE_MIN = 64
-#: Claims asked at once where there is no window. Most wake-ups bring one job, and a thousand may wait for it.
+#: Claims served in one pass without a window. Most wake-ups bring one job, and a thousand claims may wait for
+#: it.
 IN_ORDER_MAX = 32
 
-#: Said to a claim whose time is up and whose connection has no room.
-_NO_ROOM = "earlier answers of this connection are not read yet; read them, then claim again"
+#: Error for a claim at its deadline whose connection has no room.
+_NO_ROOM = "the client has not read earlier answers of this connection; read them, then claim again"
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ def _always(ticket: object) -> bool:
 
 
 class WaitingClaim(Generic[T]):
-    """A claim, where its answer goes, and until when it waits."""
+    """A waiting claim with its ticket and deadline."""
 
     __slots__ = ("claim", "is_done", "number", "ticket", "until_ms")
 
@@ -72,9 +73,9 @@ class _Box(Generic[T]):
     __slots__ = ("closes_ms", "waiting", "window_ms")
 
     def __init__(self) -> None:
-        #: By number, which is their order.
+        #: By number, in the order of arrival.
         self.waiting: dict[int, WaitingClaim[T]] = {}
-        #: How long a window of this queue lasts, as it said last; 0 = it has none.
+        #: Length of a window of this queue, as of the last claim; 0 = it has no windows.
         self.window_ms = 0
         #: When the open window closes; 0 = none is open.
         self.closes_ms = 0
@@ -87,13 +88,13 @@ class _Box(Generic[T]):
 class WaitingClaims(Generic[T]):
     def __init__(self) -> None:
         self._boxes: dict[str, _Box[T]] = {}
-        #: By ticket: every claim that waits.
+        #: All waiting claims, by ticket.
         self._by_ticket: dict[T, WaitingClaim[T]] = {}
         self._numbers = itertools.count(1)
-        #: (when, number, box, claim): when a claim's time is over or, with None, a window closes. Entries
-        #: may be out of date.
+        #: (when, number, box, claim): the deadline of a claim or, with None, the end of a window. Entries may
+        #: be stale.
         self._times: list[tuple[int, int, str, WaitingClaim[T] | None]] = []
-        #: True if the last `woken` or `due` has passed over claims because they were not ready.
+        #: True if the last `ready_claims` or `due` has skipped claims because they were not ready.
         self.were_passed_over = False
 
     def __repr__(self) -> str:
@@ -103,7 +104,8 @@ class WaitingClaims(Generic[T]):
         return len(self._by_ticket)
 
     def add(self, claim: Claim, ticket: T, *, now_ms: int, window_ms: int) -> None:
-        """`now_ms` is of a monotonic clock, here and below; with `window_ms` its queue gathers claims."""
+        """Add a claim. `now_ms` is of a monotonic clock, here and below. With `window_ms` its queue has
+        windows."""
         box = self._boxes.get(claim.box)
         if box is None:
             box = self._boxes[claim.box] = _Box()
@@ -120,11 +122,11 @@ class WaitingClaims(Generic[T]):
                 self._open(box, claim.box, now_ms)
 
     def boxes(self) -> list[str]:
-        """Boxes whose claims wait."""
+        """Return the boxes with waiting claims."""
         return list(self._boxes)
 
     def next_ms(self) -> int | None:
-        """When somebody must be asked next."""
+        """Return when the next claim or window is due."""
         times = self._times
         while times:
             when, _, name, waiting = times[0]
@@ -140,7 +142,8 @@ class WaitingClaims(Generic[T]):
     def ready_claims(
         self, name: str, now_ms: int, is_ready: Callable[[T], bool] = _always
     ) -> list[WaitingClaim[T]]:
-        """A job came to this box, or may have: the claims to serve now. None where a window gathers them."""
+        """Return the claims to serve now, because a box may have a job. None of them if a window collects
+        them."""
         self.were_passed_over = False
         box = self._boxes.get(name)
         if box is None:
@@ -158,9 +161,9 @@ class WaitingClaims(Generic[T]):
     def due(
         self, now_ms: int, is_ready: Callable[[T], bool] = _always
     ) -> tuple[str, list[WaitingClaim[T]], bool] | None:
-        """A box and the claims to serve there: all, because a window closes, or one whose time is over, which
-        the last part says. None when nothing is due. Claims that are not ready are passed over when a window
-        closes, so there may be none; then `were_passed_over` is true."""
+        """Return a box, its claims to serve, and whether they are at their deadline: all claims if a window
+        closes, or one at its deadline. None if nothing is due. When a window closes, claims that are not
+        ready are skipped, so the list may be empty; then `were_passed_over` is True."""
         self.were_passed_over = False
         when = self.next_ms()
         if when is None or when > now_ms:
@@ -168,14 +171,14 @@ class WaitingClaims(Generic[T]):
         _, _, name, waiting = heapq.heappop(self._times)
         box = self._boxes[name]
         if waiting is None or (box.closes_ms and box.closes_ms <= now_ms):
-            if waiting is not None:  # it may have to be asked again
+            if waiting is not None:  # its deadline still counts if it gets no job
                 heapq.heappush(self._times, (waiting.until_ms, waiting.number, name, waiting))
             box.closes_ms = 0
             return name, self._first(box, COHORT_MAX, is_ready), False
         return name, [waiting], True
 
     def remove(self, name: str, claims: list[WaitingClaim[T]]) -> None:
-        """These have their answer."""
+        """Remove claims that are answered or cancelled."""
         box = self._boxes[name]
         for each in claims:
             each.is_done = True
@@ -184,7 +187,7 @@ class WaitingClaims(Generic[T]):
             del self._boxes[name]
 
     def drop(self, name: str, holder: int) -> None:
-        """A connection is gone: it waits no longer."""
+        """Remove the claims of a holder whose connection is lost."""
         box = self._boxes.get(name)
         if box is not None:
             self.remove(name, [each for each in box.waiting.values() if each.claim.holder == holder])
@@ -194,7 +197,7 @@ class WaitingClaims(Generic[T]):
         return ticket in self._by_ticket
 
     def forget(self, ticket: T) -> bool:
-        """Drop a claim that nobody waits for any more. False if it does not wait."""
+        """Remove a claim that its client has cancelled. Return False if it does not wait."""
         waiting = self._by_ticket.get(ticket)
         if waiting is None:
             return False
@@ -202,7 +205,8 @@ class WaitingClaims(Generic[T]):
         return True
 
     def _drop_stale(self) -> None:
-        """Claims are mostly answered long before their time is over, and would fill the heap until then."""
+        """Drop stale deadlines: most claims are answered long before their deadline, and would fill the
+        heap."""
         self._times = [
             (when, number, name, waiting)
             for when, number, name, waiting in self._times
@@ -221,9 +225,9 @@ class WaitingClaims(Generic[T]):
 
 
 class _PassResult(NamedTuple):
-    """The result of a pass over claims that wait."""
+    """The result of a pass over waiting claims."""
 
-    #: True if each of them has an answer.
+    #: True if each claim has an answer.
     is_for_all: bool
     jobs: int
 
@@ -239,8 +243,8 @@ class ClaimDelivery:
         wake: Callable[[tuple[str, ...]], None],
         end_turn: Callable[[], None],
     ) -> None:
-        """`post` has something done when others have had their turn, `wake` serves all who wait in boxes, and
-        `end_turn` flushes and sends what was answered."""
+        """`post` runs a callback after the other tasks of the event loop, `wake` serves all waiting reads and
+        claims of boxes, and `end_turn` flushes the log and sends answers."""
         self._execution = execution
         self._deferred_answers = deferred_answers
         self._disk_space = disk_space
@@ -254,11 +258,12 @@ class ClaimDelivery:
         return f"<ClaimDelivery {self.waiting!r}>"
 
     def new_holder(self) -> int:
-        """A number for a connection that leases end with. Unlike any other in this life of the shard."""
+        """Return a holder number for a connection, with which its leases end. Unique in this run of the
+        shard."""
         return next(self._holders)
 
     def park(self, claim: Claim, ticket: Ticket, window_ms: int) -> None:
-        """Have a claim wait that got nothing."""
+        """Park a claim that got no job."""
         self.waiting.add(claim, ticket, now_ms=_wait_ms(), window_ms=window_ms)
 
     def wake(self, box: str) -> None:
@@ -280,7 +285,7 @@ class ClaimDelivery:
                 return
 
     def serve_due(self, now_s: float) -> None:
-        """Serve the claims whose window closes, and answer those whose time is up."""
+        """Serve the claims whose window closes, and answer those at their deadline."""
         has_room = self._deferred_answers.has_room
         while (due := self.waiting.due(int(now_s * 1000), has_room)) is not None:
             box, waiting, is_over = due
@@ -288,7 +293,7 @@ class ClaimDelivery:
                 self._deferred_answers.add_box(box)
             if is_over and not has_room(waiting[0].ticket):
                 self._refuse(box, waiting, Throttled(_NO_ROOM))
-            elif self._disk_space.level == Level.FULL:  # a claim may log; others wait on
+            elif self._disk_space.level == Level.FULL:  # a claim may log a change; the others keep waiting
                 if is_over:
                     self._refuse(box, waiting, self._disk_space.full_refusal())
             elif waiting:
@@ -311,7 +316,7 @@ class ClaimDelivery:
         is_over: bool,
         payloads: FetchedPayloads | None = None,
     ) -> _PassResult:
-        """Claim for all of them in one pass. Those that get no answer wait on."""
+        """Handle these claims in one pass. Those that get no answer keep waiting."""
         payloads = payloads or []
         together = BatchClaim(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
         outcome = self._execution.handle(together, payloads, self._execution.now_ms())
@@ -342,7 +347,7 @@ class ClaimDelivery:
         error: StreamsError | None,
         more: FetchedPayloads,
     ) -> None:
-        """A pass has what it needed from disk, or it is not to be had."""
+        """Repeat a pass after its data was fetched, or refuse its claims if the fetch failed."""
         waiting = [each for each in waiting if not each.is_done]
         if waiting and error is not None:
             self._refuse(box, waiting, error)
@@ -354,5 +359,5 @@ class ClaimDelivery:
 
 
 def _wait_ms() -> int:
-    """Trio's clock in milliseconds, rounded up: the time of claims that wait."""
+    """Return trio's clock in milliseconds, rounded up: the clock of waiting claims."""
     return int(trio.current_time() * 1000) + 1

@@ -1,19 +1,19 @@
-"""Reads that wait: for a record to come, or for their time to be up.
+"""Queues and serves reads that wait for a record or for their deadline.
 
-    a read that finds nothing ──► waits ──► its box shows a record: it is handled again
-                                    └─────► its deadline passes: it is handled and answered as it is
+    a read that finds no record ──► waits ──► its box shows a record: it is handled again
+                                      └─────► its deadline passes: it is handled and answered in any case
 
 `WaitingReads` is the queue; `ReadDelivery` serves it. Under pressure the readers of low-priority boxes are
-held back, and released in the order of priorities (v0 §9).
+paced: they are served later, in the order of priorities (v0 §9).
 
-A strong read is answered only with what is durable: it is handled again when the disk has what its box has
-now, although the box shows nothing new.
+A strong read is answered only with durable records: it is handled again when the current records of its box
+are durable, even if the box shows no new record.
 
-What waits here is a `Diff` (`Follow`, `Scan` and `ReadStream` are kinds of it), a `Collect` of the carrier,
-which waits under the name `RELAY` instead of a box, or an `AwaitMoves` of a requeue.
+Waiting reads are `Diff` commands (`Follow`, `Scan` and `ReadStream` are kinds of it), the router relay's
+`Collect`, which waits under the name `RELAY` instead of a box, and `AwaitMoves` of a requeue.
 
-Bounds: one entry for each read that waits; gateways and peers bound those. Entries of reads that are over are
-dropped when they are more than half. Boxes that are held back are at most as many as boxes with such reads.
+Bounds: one entry for each waiting read; gateways and peers bound those. Entries of answered reads are dropped
+when they are more than half. Paced boxes are at most as many as boxes with waiting reads.
 
 Invariants
 - READ_ENDS_ONCE: a read has one answer.
@@ -39,10 +39,10 @@ from streams.protocol.messages.commands import Diff, Follow
 from streams.protocol.messages.forwards import Collect
 from streams.protocol.messages.queues import AwaitMoves
 
-#: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
+#: Deadlines of answered reads, beyond as many as wait, before they are dropped.
 _STALE_MIN = 64
 
-#: A read whose time is up and whose connection has no room is looked at again after this.
+#: Retry delay for a read at its deadline whose connection has no room.
 _NO_ROOM_S = 0.1
 
 AnyTicket = TypeVar("AnyTicket")
@@ -51,7 +51,7 @@ AnyTicket = TypeVar("AnyTicket")
 class WaitingRead(msgspec.Struct, Generic[AnyTicket], eq=False):
     command: Diff | Collect | AwaitMoves
     ticket: AnyTicket
-    #: On trio's clock, as all waits are.
+    #: On trio's clock.
     deadline_s: float
     is_done: bool = False
 
@@ -60,7 +60,7 @@ class WaitingReads(Generic[AnyTicket]):
     __slots__ = ("_by_box", "_by_ticket", "_deadlines", "_order")
 
     def __init__(self) -> None:
-        #: By box, in the order in which they came. Those that are over stay until they are met or are many.
+        #: By box, in the order of arrival. Answered reads stay until the box is served or they are many.
         self._by_box: dict[str, list[WaitingRead[AnyTicket]]] = {}
         self._by_ticket: dict[AnyTicket, WaitingRead[AnyTicket]] = {}
         self._deadlines: list[tuple[float, int, WaitingRead[AnyTicket]]] = []
@@ -92,33 +92,33 @@ class WaitingReads(Generic[AnyTicket]):
         heapq.heappush(self._deadlines, (deadline_s, next(self._order), read))
 
     def put_back(self, box: str, reads: list[WaitingRead[AnyTicket]]) -> None:
-        """Have reads wait on that `take` has taken out."""
+        """Put reads back that `take` has removed."""
         self._by_box.setdefault(box, []).extend(reads)
 
     def take(self, box: str) -> list[WaitingRead[AnyTicket]]:
-        """Take out all reads of a box, to ask them again."""
+        """Remove and return all reads of a box, to handle them again."""
         return self._by_box.pop(box, [])
 
     def end(self, read: WaitingRead[AnyTicket]) -> None:
-        """Note that a read has its answer, or wants none."""
+        """Note that a read is answered or cancelled."""
         assert not read.is_done, "READ_ENDS_ONCE"
         read.is_done = True
         del self._by_ticket[read.ticket]
 
     @property
     def next_s(self) -> float | None:
-        """When the next read may be due."""
+        """The earliest deadline, which may be stale."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def due(self, now_s: float) -> Iterator[WaitingRead[AnyTicket]]:
-        """Yield the reads whose time is up."""
+        """Yield the reads at their deadline."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             read = heapq.heappop(self._deadlines)[2]
             if not read.is_done:
                 yield read
 
     def drop(self, read: WaitingRead[AnyTicket]) -> None:
-        """Remove a read from the line of its box."""
+        """Remove a read from the queue of its box."""
         waiting = self._by_box.get(read.command.box)
         if waiting is not None:
             waiting[:] = [other for other in waiting if other is not read]
@@ -126,7 +126,7 @@ class WaitingReads(Generic[AnyTicket]):
                 del self._by_box[read.command.box]
 
     def _drop_stale(self) -> None:
-        """Reads are mostly answered long before their time is up, and would be kept until then."""
+        """Drop entries of answered reads: most are answered long before their deadline."""
         self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
         heapq.heapify(self._deadlines)
         for box, reads in list(self._by_box.items()):
@@ -148,16 +148,16 @@ class ReadDelivery:
         on_deadline: Callable[[float], None],
         end_turn: Callable[[], None],
     ) -> None:
-        """`on_deadline` has a tick come in time for this, `end_turn` flushes and sends what was answered."""
+        """`on_deadline` schedules a tick for this time, `end_turn` flushes the log and sends answers."""
         self._execution = execution
         self._machine = execution.machine
         self._deferred_answers = deferred_answers
         self._on_deadline = on_deadline
         self._end_turn = end_turn
         self.waiting: WaitingReads[Ticket] = WaitingReads()
-        #: Boxes with strong reads that wait for the disk: the lsn after which to handle them again.
+        #: By box with strong reads that wait for the disk: the lsn at which to handle them again.
         self._strong: dict[str, int] = {}
-        #: True while low-priority delivery is paced. Set by the server, which measures.
+        #: True while low-priority delivery is paced. Set by the server, which measures pressure.
         self.is_pacing = False
         self.paced_total = 0
         self._pacing = Pacing()
@@ -166,14 +166,14 @@ class ReadDelivery:
         return f"<ReadDelivery {self.waiting!r}, {self.paced_boxes} boxes held back>"
 
     def park(self, command: _PollCommand, ticket: Ticket) -> None:
-        """Have a read wait that found nothing."""
+        """Park a read that found no record."""
         read = WaitingRead(command, ticket, trio.current_time() + command.wait_ms / 1000)
         self.waiting.add(read)
         self._note_strong([read])
         self._on_deadline(read.deadline_s)
 
     def forget(self, ticket: Ticket) -> bool:
-        """Drop a read that nobody waits for any more. False if it does not wait."""
+        """Remove a read that its client has cancelled. Return False if it does not wait."""
         read = self.waiting.find(ticket)
         if read is None:
             return False
@@ -181,7 +181,7 @@ class ReadDelivery:
         return True
 
     def wake(self, box: str) -> None:
-        """A box shows more, or may: serve its readers now, or later if they are paced."""
+        """Serve the readers of a box, which may show more records: now, or later if they are paced."""
         if self.waiting.has(box) and not (self.is_pacing and self._hold_back(box)):
             self.serve(box)
 
@@ -193,7 +193,7 @@ class ReadDelivery:
             self._note_strong(remaining_reads)
 
     def serve_due(self, now_s: float) -> None:
-        """Answer the reads whose time is up."""
+        """Answer the reads at their deadline."""
         for read in self.waiting.due(now_s):
             if not self._deferred_answers.has_room(read.ticket):
                 self._deferred_answers.add_box(read.command.box)
@@ -205,7 +205,7 @@ class ReadDelivery:
     # -- strong reads
 
     def strong_due(self, durable_lsn: int) -> list[str]:
-        """Boxes whose strong reads can see more, now that this is durable."""
+        """Return the boxes whose strong reads can see more records, now that this lsn is durable."""
         if not self._strong:
             return []
         due = [box for box, after in self._strong.items() if after <= durable_lsn]
@@ -223,7 +223,7 @@ class ReadDelivery:
     # -- delivery under pressure (v0 §9)
 
     def _hold_back(self, name: str) -> bool:
-        """Return True if the readers of this box are served later, in the order of priorities."""
+        """Pace the readers of a low-priority box. Return True if they are served later."""
         now_ms = self._execution.now_ms()
         box = self._machine.boxes.get(name)
         if box is None or box.effective_priority(now_ms) > HELD_UP_TO:
@@ -234,7 +234,7 @@ class ReadDelivery:
 
     @property
     def paced_boxes(self) -> int:
-        """Boxes whose readers are held back."""
+        """The number of boxes whose readers are paced."""
         return len(self._pacing)
 
     def serve_paced(self, count: int) -> None:
@@ -251,7 +251,8 @@ class ReadDelivery:
     # -- one read
 
     def _try(self, read: _Read, command: _PollCommand, payloads: FetchedPayloads) -> bool:
-        """Handle a read again. False if it has to wait on; True if it is over, or waits for the fetcher."""
+        """Handle a read again. Return False if it keeps waiting; True if it is answered or waits for a
+        fetch."""
         if read.is_done:
             return True
         if not self._deferred_answers.has_room(read.ticket):
@@ -276,12 +277,12 @@ class ReadDelivery:
         error: StreamsError | None,
         more: FetchedPayloads,
     ) -> None:
-        """A read that waited for a record has what it needs from disk."""
+        """Handle a read again after its data was fetched, or answer it with the error of the fetch."""
         if read.is_done:
-            pass  # nobody waits for it any more
+            pass  # cancelled meanwhile
         elif error is not None:
             self.waiting.end(read)
             read.ticket.answer(error, 0.0, 0.0)
-        elif not self._try(read, command, payloads + more):  # the record is gone again
+        elif not self._try(read, command, payloads + more):  # the record was deleted meanwhile
             self.waiting.put_back(command.box, [read])
         self._end_turn()

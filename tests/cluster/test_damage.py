@@ -120,7 +120,7 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(tmp_
     older, newest = sorted((tmp_path / "shard-00" / "snapshot").glob("*.snap"))
     flip(newest, newest.stat().st_size // 2)
     with running_server(tmp_path) as server:
-        (told,) = log_lines(server.log_text(), "a damaged snapshot was passed over")
+        (told,) = log_lines(server.log_text(), "a snapshot is damaged; recovery used an older one")
         assert (told["path"], told["process"]) == (str(newest), "shard-00")
         recovered = {line["process"]: line for line in log_lines(server.log_text(), "recovered")}
         assert recovered["shard-00"]["snapshot_lsn"] == int(older.stem)

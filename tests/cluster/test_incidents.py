@@ -272,7 +272,7 @@ def test_a_cold_store_that_is_away_is_named_and_all_is_well_when_it_is_back(tmp_
         assert "STREAMS_COLD_DIR" in found.checks["cold store"]["next_step"]
         assert found.value("streams_cold_store_failures_total", operation="read") >= 1
         assert found.value("streams_cold_store_failing_seconds", shard="0") > 0
-        assert logged(server, "the cold store could not be read")
+        assert logged(server, "cannot read from the cold store")
         later = found.metrics | {'streams_cold_store_failing_seconds{shard="0"}': 90.0}
         assert_fires(before, later, tmp_path, "StreamsColdStoreAway")
         # A shard that has to start without it cannot.
@@ -346,7 +346,7 @@ def test_a_damaged_segment_is_named_and_the_printed_steps_make_the_box_readable(
         assert "`streams repair`" in found.doctor["damage"]["next"]
         assert found.value("streams_damaged_files", shard="0", kind="segment") == 1
         assert found.value("streams_damage_total", shard="0", kind="segment") >= 1
-        assert logged(server, "a segment could not be read")[0]["path"] == str(damaged)
+        assert logged(server, "a segment is damaged and cannot be read")[0]["path"] == str(damaged)
         assert_fires(before, found.metrics, tmp_path, "StreamsDamage")
     follow("StreamsDamage", "sh-stopped", data_dir)
     with serving(data_dir) as server:

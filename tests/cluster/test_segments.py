@@ -102,7 +102,7 @@ def test_a_delete_that_needs_a_damaged_tag_index_deletes_nothing(tmp_path: Path)
         client = Client(server.port)
         refused = client.send("POST", "/v0/boxes/box/delete", {"match": "tag-0"})
         assert (refused.status, refused.code) == (503, "data_damaged")
-        (told, *_) = log_lines(server.log_text(), "a segment could not be read")
+        (told, *_) = log_lines(server.log_text(), "a segment is damaged and cannot be read")
         assert (told["path"], told["box"]) == (str(damaged), "box")
         assert list(client.read_all("box")[0]) == list(range(1, 11))
 
@@ -285,7 +285,7 @@ def test_a_copy_in_the_cold_store_that_was_damaged_is_never_served(tmp_path: Pat
     with serving(tmp_path, **cold) as server:
         refused = read(server, "box", 0)
         assert (refused.status, refused.code) == (503, "data_damaged")
-        (told,) = log_lines(server.log_text(), "a segment could not be read")
+        (told,) = log_lines(server.log_text(), "a segment is damaged and cannot be read")
         assert told["path"] == first.removeprefix("some/prefix/")
         assert seqs(read(server, "box", 5)) == [6, 7, 8, 9, 10]
 
