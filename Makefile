@@ -91,12 +91,13 @@ cluster: .venv/.dev ## Spark with a master, workers and executors, and Spark Con
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m tests.support.twin
 
-docs: .venv/.dev ## Write the generated reference pages again.
+docs: .venv/.dev ## Write the generated reference pages and the list of messages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
 	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
 	$(BIN)/python -m tests.support.metrics_page > docs/reference/metrics.md
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.spark_page
+	$(BIN)/python -m tests.support.messages > tests/docs/golden/messages.txt
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

@@ -190,7 +190,7 @@ def _list(backups: Target, as_json: bool) -> int:
     rows = (_row(backup) for backup in intact_backups)
     output.show_rows(("id", "taken_ms", "boxes", "shards", "bytes"), rows, as_json=as_json)
     for problem in problems:
-        output.warn(f"{problem.path} cannot be restored: {problem.reason}")
+        output.warn(f"{problem.path} cannot be restored: {problem.reason}; take a new backup")
     if problems:
         return output.EXIT_DAMAGED
     return output.EXIT_DONE if intact_backups else output.EXIT_NOTHING

@@ -171,7 +171,7 @@ def _append_lines(box: Box, lines: Iterator[bytes], as_json: bool, bounds: dict[
     except output.Refusal as refusal:
         # All submitted records are settled, so this is the exact line at which to continue.
         raise output.Refusal(
-            f"{refusal.message}\n{_so_far(producer)}; correct the input and continue after them"
+            f"{refusal.message}\n{_so_far(producer)}; correct the input, then continue from there"
         ) from None
     except StreamsError as error:
         at_least = "at least " if isinstance(error, Uncertain) else ""

@@ -54,8 +54,8 @@ def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool
             f"{config.cold_dir} cannot be used now ({error.reason}). Check the address and, for an object "
             "store, the credentials in the environment; then repeat the command"
         ) from error
-    text = f"{config.cold_dir} belongs to {owner} now" + (
-        f"; before, to {previous_owner}" if previous_owner else ""
+    text = f"{config.cold_dir} now belongs to {owner}" + (
+        f"; the previous owner was {previous_owner}" if previous_owner else ""
     )
     facts = {
         "cold_dir": config.cold_dir,
