@@ -1,7 +1,7 @@
-"""One gateway process: parse arguments, connect to the shards, serve, drain. Nothing else.
+"""Runs one gateway process: parse arguments, connect to the shards, serve, drain. Nothing else.
 
-SIGTERM, or the end of the supervisor, drains it; a terminal's SIGINT is the supervisor's business. SIGHUP has
-it read the keys again.
+SIGTERM, or the end of the supervisor, drains it. It ignores SIGINT, which a terminal also sends to the
+supervisor. SIGHUP makes it read the keys again.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ from streams.protocol.access.rates import RequestRates
 
 log = structlog.get_logger()
 
-#: What a read that does not wait for anything may still take when the gateway drains.
+#: Delay before a drain ends long polls: other reads finish within it.
 _POLLS_S = 0.25
-#: A shard answers a hello even while it replays its log, so one that takes longer has ended.
+#: Time limit for the links to come up. A shard answers a hello even while it replays its log, so a shard that
+#: takes longer has ended.
 _LINKS_S_MAX = 5.0
 #: Between two heartbeats.
 _BEAT_S = 1.0
 
 
 class Gateway:
-    """All parts of one gateway process, and how they are joined."""
+    """Builds and connects all parts of one gateway process."""
 
     def __init__(self, arguments: ChildArgs) -> None:
         config = arguments.config
@@ -136,7 +137,7 @@ class Gateway:
             guard=self._guard,
             origins=self._origins,
             collector=collector,
-            response_counts=self._report.answered,
+            response_counts=self._report.response_counts,
             route_times=self._report.route_times,
             logs_access=config.log == "debug",
             s2=self._s2,
@@ -154,11 +155,11 @@ class Gateway:
                     await self._open_front(socket.socket(fileno=fd), fronts)
                 gc.collect()
                 gc.freeze()
-                # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects
-                # have piled up. To look at 5,000 takes a fifth of a millisecond.
+                # Refused and cancelled requests leave garbage in reference cycles: with a threshold of 50,000
+                # objects, some 10 MB. Collecting 5,000 objects takes a fifth of a millisecond.
                 gc.set_threshold(5_000, 50, 100)
                 nursery.start_soon(
-                    _tell_when_linked,
+                    _report_ready,
                     arguments.ready_fd,
                     self._links + self._urgent + self._bulk,
                     self._others,
@@ -171,7 +172,7 @@ class Gateway:
         arguments, dispatch, guard = self._arguments, self._dispatch, self._guard
         for link in self._links + self._urgent + self._bulk + self._others:
             nursery.start_soon(link.run)
-        if arguments.index == 0:  # one of each is enough, and two would be in each other's way
+        if arguments.index == 0:  # one of each is enough, and two would slow each other down
             nursery.start_soon(RouterRelay(dispatch).run)
             nursery.start_soon(RouterReconciler(dispatch).run)
             nursery.start_soon(self._s2.housekeeping.run)
@@ -189,7 +190,7 @@ class Gateway:
 
     async def _open_front(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         front: FrontName = "hypercorn" if self._arguments.config.front == "hypercorn" else "edge"
-        served = await nursery.start(
+        front_server = await nursery.start(
             partial(
                 serve_front,
                 listener,
@@ -204,20 +205,20 @@ class Gateway:
                 answers=self._dispatch.answers,
             )
         )
-        self._report.fronts.append(served)
-        self._pressure.watch_over(served.scheduler)
+        self._report.fronts.append(front_server)
+        self._pressure.watch_over(front_server.scheduler)
 
     def _read_keys_again(self) -> None:
         if self._guard is not None:
             self._guard.ring = read_ring(self._arguments.keys_file)
-            ended = self._watch.keys_changed(self._guard.ring)
-            log.info("keys read again", keys=len(self._guard.ring.keys), streams_ended=ended)
+            count = self._watch.on_keys_change(self._guard.ring)
+            log.info("keys read again", keys=len(self._guard.ring.keys), streams_ended=count)
 
 
 def _front_limits(config: Config) -> FrontLimits:
     return FrontLimits(
         body_bytes_max=config.max_body_bytes,
-        # A key can hold half of it: one body that is compressed, and what it becomes.
+        # A key can hold half of it: one compressed body and its decompressed bytes.
         body_bytes_in_flight_max=max(BODY_BYTES_IN_FLIGHT, 4 * config.max_body_bytes),
         drain_s=config.drain_ms / 1000,
         connections_max=fit_connections(config.max_connections),
@@ -232,13 +233,13 @@ async def _run(arguments: ChildArgs) -> None:
 async def _end_polls(links: list[Link], draining: trio.Event) -> None:
     await draining.wait()
     await trio.sleep(_POLLS_S)
-    ended = sum(link.end_polls() for link in links)
-    log.info("long polls were told to come back", count=ended)
+    count = sum(link.end_polls() for link in links)
+    log.info("long polls ended for the drain; their clients will retry", count=count)
 
 
 def _guard(arguments: ChildArgs) -> Guard | None:
-    """None when no keys are asked for. A file of keys that cannot be read ends this process: it must never
-    serve openly by accident."""
+    """Return the guard, or None on a server without keys. A key file that cannot be read ends this process:
+    it must never serve without keys by accident."""
     if not arguments.keys_file:
         return None
     config = arguments.config
@@ -269,26 +270,28 @@ async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:
     draining.set()
 
 
-async def _tell_when_linked(fd: int, to_shards: list[Link], to_gateways: list[Link]) -> None:
-    """Ready is who can answer for every shard, and knows the other gateways. One that stays away keeps no
-    other's boxes waiting. Then a heartbeat every second says that the event loop moves."""
+async def _report_ready(fd: int, to_shards: list[Link], to_gateways: list[Link]) -> None:
+    """Report to the supervisor that this gateway is ready, then send a heartbeat every second.
+
+    It is ready when its links to all shards and gateways are up, or after `_LINKS_S_MAX`: a shard that stays
+    down must not keep the boxes of other shards waiting."""
     with trio.move_on_after(_LINKS_S_MAX):
         for link in to_shards:
             await link.wait_decided()
         for link in to_gateways:
             await link.wait_up()
-    _tell(fd, b"ready\n")
-    os.set_blocking(fd, False)  # a supervisor that reads nothing must not stop us
+    _send_line(fd, b"ready\n")
+    os.set_blocking(fd, False)  # a supervisor that does not read must not block this process
     while True:
-        _tell(fd, b"beat\n")
+        _send_line(fd, b"beat\n")
         await trio.sleep(_BEAT_S)
 
 
-def _tell(fd: int, line: bytes) -> None:
+def _send_line(fd: int, line: bytes) -> None:
     try:
         os.write(fd, line)
     except OSError:
-        pass  # the supervisor is gone; `_watch_parent` sees to that
+        pass  # the supervisor has ended; `_watch_parent` handles that
 
 
 def main() -> int:

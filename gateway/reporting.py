@@ -1,4 +1,4 @@
-"""What a gateway tells of itself. It asks its parts; it measures nothing."""
+"""Builds the report of a gateway from the reports of its parts. It measures nothing itself."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ class SelfReport:
         self._pressure = pressure
         self._append_window = append_window
         self._budgets = budgets
-        #: As many as there are listening sockets.
+        #: One for each listening socket.
         self.fronts: list[Front] = []
-        #: Requests answered, by status: as many keys as there are statuses in `requests/errors.py`, and a
-        #: few.
-        self.answered: dict[int, int] = {}
-        #: By route: from the whole request to its answer, or to the beginning of a stream.
+        #: Responses by status. Bound: the statuses in `requests/errors.py`, and a few more.
+        self.response_counts: dict[int, int] = {}
+        #: By route: time from the complete request to its answer, or to the beginning of a stream.
         self.route_times: dict[str, Histogram] = {}
 
     def __repr__(self) -> str:
-        return f"<SelfReport of gateway {self._gateway}, {sum(self.answered.values())} answered>"
+        return f"<SelfReport of gateway {self._gateway}, {sum(self.response_counts.values())} responses>"
 
     def __call__(self) -> GatewayReport:
         fronts = [front.statistics() for front in self.fronts]
@@ -54,7 +53,7 @@ class SelfReport:
             sse_connections=self._watch.connections,
             feeds=feeds.feeds,
             pages_delivered=feeds.pages_delivered,
-            requests=self.answered,
+            requests=self.response_counts,
             routes={route: times.facts() for route, times in self.route_times.items() if times.is_used},
             in_flight=[
                 sum(link.in_flight for link in set(links))

@@ -9,7 +9,7 @@ from gateway.requests.content import check_content_type, control_body
 from gateway.requests.request import Request, Response, Sink
 from gateway.watch import cursors
 from gateway.watch.plan import plan_of_query
-from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown
+from gateway.watch.service import OPEN_S_MAX, Watch, starts_in
 from gateway.watch.sessions import SESSION_TTL_MS
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.query import Query
@@ -32,13 +32,13 @@ class Watches:
         plan, warnings = unknown_fields.plan_watch(body, self._watch.node_bytes_max, strict=strict)
         for name in plan.starts:
             request.require_name(name, "boxes")
-        views = await self._watch.look_at(plan, lenient=lenient)
+        views = await self._watch.view_boxes(plan, lenient=lenient)
         wid = await self._watch.create_session(plan, views, request.key)
         reply = WatchReply(
             wid=wid,
             stream_url=f"/v0/watch/{wid}",
             session_ttl_ms=SESSION_TTL_MS,
-            boxes=starts_shown(plan, views),
+            boxes=starts_in(plan, views),
             warnings=list(warnings),
         )
         return from_reply(request, reply)
@@ -58,10 +58,10 @@ class Watches:
         sse.check_accepts(request)
         last_event_id = request.headers.get("last-event-id")
         plan = plan_of_query(box, request.query, last_event_id, self._watch.node_bytes_max)
-        views = await self._watch.look_at(plan, lenient=False, wait_s=OPEN_S_MAX)
+        views = await self._watch.view_boxes(plan, lenient=False, wait_s=OPEN_S_MAX)
         if request.method == "HEAD":
             return sse.response(_Nothing())
-        return sse.response(self._watch.opened(plan, views, request.key))
+        return sse.response(self._watch.open_stream(plan, views, request.key))
 
     async def not_a_socket(self, request: Request) -> Response:
         """Refuse a `GET /v0/ws` without a WebSocket upgrade."""

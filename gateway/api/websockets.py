@@ -36,7 +36,7 @@ from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import ClientStalled, Request, Socket
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import Plan
-from gateway.watch.service import Watch, merge_of, starts_shown
+from gateway.watch.service import Watch, merge_of, starts_in
 from gateway.watch.stream import Stream
 from streams.protocol import wire
 from streams.protocol.access.grants import READ, WRITE
@@ -200,9 +200,9 @@ class WebSocketConnection:
             raise InvalidRequest(
                 f"boxes: at most {WATCHED_BOXES_MAX} subscriptions per connection", field="boxes"
             )
-        views = await self._watch.look_at(plan, lenient=False)
+        views = await self._watch.view_boxes(plan, lenient=False)
         assert self._nursery is not None
-        description: dict[str, Any] = {"boxes": starts_shown(plan, views)}
+        description: dict[str, Any] = {"boxes": starts_in(plan, views)}
         if warnings:
             description["warnings"] = warnings
         self._sink.put(wording.event(b"subscribed", msgspec.json.encode(description), b""))

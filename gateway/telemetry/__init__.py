@@ -1,8 +1,10 @@
-"""What a server says about itself: metrics, status, checks.
+"""Metrics, status and checks of a server.
 
-collector       gathers the reports of all processes; peers asks the other gateways
+collector       gathers the reports of all processes
+peers           serves the report of this gateway to the other gateways
 server_reports  the reports of all processes at one moment
-metrics         every metric, by subject; exposition is how they are sent
+metrics         every metric, by subject
+exposition      renders the metrics as Prometheus text or JSON
 status          the state of the server as one object
-checks          what is wrong, and what to do about it
+checks          problems of the server, and what to do about each
 """

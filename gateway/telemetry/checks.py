@@ -1,10 +1,10 @@
-"""What is wrong with a server and what to do about it, from the reports of its processes. Pure.
+"""Checks a server for problems, from the reports of its processes. Pure.
 
-One list for `/v0/status`, `streams status`, `streams doctor` and the console, so that they never disagree.
-Each check gives one row: what was found and, if that is wrong, the operator's next step. `found` names files
-of the server only for clients that may see them.
+`/v0/status`, `streams status`, `streams doctor` and the console show the same list. Each check returns one
+row: its finding and, if that is a problem, the operator's next step. A finding names files of the server only
+for clients that may see them.
 
-Bounds: one row a check; a row names `NAMED_MAX` things at most.
+Bounds: one row for each check; a row has at most `PARTS_MAX` parts.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from gateway.shards.process_states import REASONS, ProcessState
 from gateway.telemetry.server_reports import Reports
 from streams.protocol.telemetry.reports import ProcessReport
 
-#: Free space below which the row is wrong, before a watermark is reached.
+#: The disk row is wrong below this share of free space, even before a watermark is reached.
 DISK_FREE_SHARE: Final = 0.05
-#: Of open files, and of the memory that the processes may have.
+#: Limit of the used share of open files, and of the memory limit.
 USED_SHARE_MAX: Final = 0.9
-#: A restart is wrong for so long after it.
+#: The restarts row is wrong for this long after a restart.
 RESTART_LATELY_S: Final = 15 * 60.0
 #: The system clock and the time of a shard may differ by this much.
 CLOCK_AHEAD_MAX_S: Final = 1.0
 #: A week and a day: what a weekly backup allows.
 BACKUP_AGE_MAX_S: Final = 8 * 86_400.0
-#: Damaged files and processes that one row names.
-NAMED_MAX: Final = 5
+#: Damaged files and processes that one row lists.
+PARTS_MAX: Final = 5
 
 
 class Check(NamedTuple):
     check: str
     is_ok: bool
-    found: str
+    finding: str
     next_step: str = ""
 
     def facts(self) -> dict[str, Any]:
-        shown = {"check": self.check, "result": "ok" if self.is_ok else "wrong", "found": self.found}
-        return shown if self.is_ok else {**shown, "next_step": self.next_step}
+        facts = {"check": self.check, "result": "ok" if self.is_ok else "wrong", "found": self.finding}
+        return facts if self.is_ok else {**facts, "next_step": self.next_step}
 
 
 def checks_of(reports: Reports, *, shows_detail: bool) -> list[Check]:
-    """Run all checks. `shows_detail`: with errors and names of files."""
+    """Run all checks. With `shows_detail`, findings contain errors and names of files."""
     return [check(reports, shows_detail) for check in _CHECKS]
 
 
 def _processes(reports: Reports, shows_detail: bool) -> Check:
-    """Every shard and gateway serves; if not, why the supervisor says it does not."""
+    """Check that every shard and gateway serves. If not, add the reason that the supervisor reports."""
     serving = {f"shard-{shard.shard:02d}" for shard in reports.shards if shard.ready}
     serving |= {f"gateway-{gateway.gateway}" for gateway in reports.gateways}
     states = dict(_states(reports))
@@ -55,60 +55,61 @@ def _processes(reports: Reports, shows_detail: bool) -> Check:
     names += [f"gateway-{at}" for at in range(reports.gateways_total)]
     away = [name for name in names if name not in serving]
     if not away:
-        found = f"{reports.shards_total} shards and {reports.gateways_total} gateways serve"
-        return Check("processes", True, found)
+        finding = f"{reports.shards_total} shards and {reports.gateways_total} gateways serve"
+        return Check("processes", True, finding)
     replaying = {f"shard-{shard.shard:02d}" for shard in reports.shards if not shard.ready}
-    found = _listed(
+    finding = _join_parts(
         f"{name} is {'replaying' if name in replaying else 'away'}{_why(states.get(name), shows_detail)}"
         for name in away
     )
     reasons = [states[name].reason for name in away if name in states]
     steps = dict.fromkeys(REASONS[reason][1] for reason in reasons if reason in REASONS)
-    return Check("processes", False, found, "; ".join(steps) or REASONS["starting"][1])
+    return Check("processes", False, finding, "; ".join(steps) or REASONS["starting"][1])
 
 
 def _restarts(reports: Reports, shows_detail: bool) -> Check:
-    """A process in a crash loop may be ready at the moment of a look."""
-    uptimes = {name: process.uptime_s for name, process in _named(reports)}
-    restarted = [(name, state) for name, state in _states(reports) if state.restarts]
-    found = _listed(
+    """Check for recent restarts. A process in a crash loop may be ready at the moment of a check."""
+    uptimes = {name: process.uptime_s for name, process in _processes_by_name(reports)}
+    restarts = [(name, state) for name, state in _states(reports) if state.restarts]
+    finding = _join_parts(
         f"{name} was restarted: "
         + ", ".join(f"{reason} {_times(count)}" for reason, count in sorted(state.restarts.items()))
-        for name, state in restarted
+        for name, state in restarts
     )
-    lately = [name for name, _ in restarted if uptimes.get(name, 0.0) < RESTART_LATELY_S]
+    lately = [name for name, _ in restarts if uptimes.get(name, 0.0) < RESTART_LATELY_S]
     step = "look at the server's log for `ended unexpectedly` and `hangs`: they have the cause of each"
-    return Check("restarts", not lately, found or "no process was restarted", step)
+    return Check("restarts", not lately, finding or "no process was restarted", step)
 
 
 def _disk(reports: Reports, shows_detail: bool) -> Check:
     level = max((shard.disk.level for shard in reports.shards), default=0)
     share = reports.disk_free_bytes / reports.disk_bytes if reports.disk_bytes else 1.0
-    found = f"{reports.disk_free_bytes / 2**30:.1f} GiB free, {share:.0%} of the data directory's file system"
+    free = f"{reports.disk_free_bytes / 2**30:.1f} GiB free"
+    finding = f"{free}, {share:.0%} of the data directory's file system"
     if level:
-        refused = "requests that add data are" if level == 1 else "all writes are"
-        found = f"{found}; {refused} refused with 507"
+        subject = "requests that add data are" if level == 1 else "all writes are"
+        finding = f"{finding}; {subject} refused with 507"
     is_ok = not level and share >= DISK_FREE_SHARE
     step = "free space, delete or trim boxes, or move old segments away with STREAMS_COLD_DIR"
-    return Check("disk", is_ok, found, step)
+    return Check("disk", is_ok, finding, step)
 
 
 def _cold_store(reports: Reports, shows_detail: bool) -> Check:
     failing = [shard for shard in reports.shards if shard.faults.cold_failing_s]
-    failed = sum(sum(shard.faults.cold_failures.values()) for shard in reports.shards)
+    failures = sum(sum(shard.faults.cold_failures.values()) for shard in reports.shards)
     if not failing:
-        found = f"{_times(failed)} failed since the start, and answers again" if failed else "no failed call"
-        return Check("cold store", True, found)
-    found = _listed(
+        finding = f"{_times(failures)} failed since the start, and answers again"
+        return Check("cold store", True, finding if failures else "no failed call")
+    finding = _join_parts(
         f"shard-{shard.shard:02d} has had no success for {shard.faults.cold_failing_s:.0f} s"
         + (f": {shard.faults.cold_error}" if shows_detail and shard.faults.cold_error else "")
         for shard in failing
     )
     step = (
-        "make the place that STREAMS_COLD_DIR names available again: its network, keys or mount. Shards "
-        "try again by themselves, and nothing is lost; this row is ok after the next call that succeeds"
+        "make the store that STREAMS_COLD_DIR names available again: its network, keys or mount. Shards "
+        "retry by themselves, and nothing is lost; this row is ok after the next successful call"
     )
-    return Check("cold store", False, found, step)
+    return Check("cold store", False, finding, step)
 
 
 def _damage(reports: Reports, shows_detail: bool) -> Check:
@@ -117,7 +118,7 @@ def _damage(reports: Reports, shows_detail: bool) -> Check:
         return Check(
             "damage", True, "no damaged file was met since the start; `streams verify` reads them all"
         )
-    found = _listed(
+    finding = _join_parts(
         f"a {file.kind} is damaged"
         + (f" (box {file.box})" if file.box and shows_detail else "")
         + (f": {file.path}: {file.reason}" if shows_detail else "")
@@ -128,56 +129,56 @@ def _damage(reports: Reports, shows_detail: bool) -> Check:
     other = (
         "no data is lost: an older snapshot was used, and the next ones replace it; check the disk (`dmesg`)"
     )
-    return Check("damage", False, found, step if segments else other)
+    return Check("damage", False, finding, step if segments else other)
 
 
 def _clock(reports: Reports, shows_detail: bool) -> Check:
     ahead = max((shard.clock_ahead_s for shard in reports.shards), key=abs, default=0.0)
     steps = max((shard.faults.clock_steps for shard in reports.shards), default=0)
     is_ok = abs(ahead) < CLOCK_AHEAD_MAX_S
-    found = f"the system clock was set {_times(steps)}" if steps else "the system clock runs evenly"
+    finding = f"the system clock was set {_times(steps)}" if steps else "the system clock runs evenly"
     if not is_ok:
         way = "ahead of" if ahead > 0 else "behind"
-        found = f"{found}; it is {abs(ahead):.1f} s {way} the time of the shards, which follows slowly"
+        finding = f"{finding}; it is {abs(ahead):.1f} s {way} the time of the shards, which follows slowly"
     step = (
         "check the time service of this machine (`timedatectl`). If the new time is right, restart the "
         "server to take it over at once, or wait: leases, delays and TTLs stay in order meanwhile"
     )
-    return Check("clock", is_ok, found, step)
+    return Check("clock", is_ok, finding, step)
 
 
 def _keys(reports: Reports, shows_detail: bool) -> Check:
     problem = reports.processes.keys_problem
     if not problem:
         return Check("keys", True, "the keys of this server can be read, or it asks for none")
-    found = "the file of keys cannot be read; the keys from before stay good until the server is restarted"
+    finding = "the key file cannot be read; the previous keys stay valid until the server is restarted"
     step = (
         "make the file that STREAMS_API_KEYS_FILE names readable and valid for the server's user, then send "
         "the server SIGHUP (`systemctl reload streams`); do not restart the server before that"
     )
-    return Check("keys", False, f"{found}: {problem}" if shows_detail else found, step)
+    return Check("keys", False, f"{finding}: {problem}" if shows_detail else finding, step)
 
 
 def _memory(reports: Reports, shows_detail: bool) -> Check:
-    everyone = [process for _, process in _named(reports)]
-    used = sum(process.resident_bytes for process in everyone)
+    everyone = [process for _, process in _processes_by_name(reports)]
+    used_bytes = sum(process.resident_bytes for process in everyone)
     limit = max((process.memory_limit_bytes for process in everyone), default=0)
-    found = f"{used / 2**20:.0f} MiB used"
+    finding = f"{used_bytes / 2**20:.0f} MiB used"
     if limit:
-        found = f"{found} of {limit / 2**20:.0f} MiB that it may have"
+        finding = f"{finding} of {limit / 2**20:.0f} MiB allowed"
     step = "give the server more memory, or lower STREAMS_CACHE_BYTES"
-    return Check("memory", not limit or used < USED_SHARE_MAX * limit, found, step)
+    return Check("memory", not limit or used_bytes < USED_SHARE_MAX * limit, finding, step)
 
 
 def _descriptors(reports: Reports, shows_detail: bool) -> Check:
-    known = [(name, process) for name, process in _named(reports) if process.open_files_max]
-    if not known:
+    processes = [(name, process) for name, process in _processes_by_name(reports) if process.open_files_max]
+    if not processes:
         return Check("descriptors", True, "not known")
-    name, worst = max(known, key=lambda each: each[1].open_files / each[1].open_files_max)
+    name, worst = max(processes, key=lambda each: each[1].open_files / each[1].open_files_max)
     is_ok = worst.open_files < USED_SHARE_MAX * worst.open_files_max
     step = "raise the limit of open files (LimitNOFILE of the unit, `ulimit -n`)"
-    found = f"{name} has {worst.open_files} of {worst.open_files_max} open files"
-    return Check("descriptors", is_ok, found, step)
+    finding = f"{name} has {worst.open_files} of {worst.open_files_max} open files"
+    return Check("descriptors", is_ok, finding, step)
 
 
 def _backup(reports: Reports, shows_detail: bool) -> Check:
@@ -185,7 +186,7 @@ def _backup(reports: Reports, shows_detail: bool) -> Check:
         return Check("backup", True, "`streams backup` has not completed one yet")
     hours = reports.backup_age_s / 3600
     age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
-    step = "run `streams backup TARGET`, and look why its timer did not"
+    step = "run `streams backup TARGET`, and check why its timer did not run"
     return Check("backup", reports.backup_age_s <= BACKUP_AGE_MAX_S, f"the last one is {age} old", step)
 
 
@@ -210,7 +211,7 @@ def _states(reports: Reports) -> list[tuple[str, ProcessState]]:
     ]
 
 
-def _named(reports: Reports) -> list[tuple[str, ProcessReport]]:
+def _processes_by_name(reports: Reports) -> list[tuple[str, ProcessReport]]:
     return [(f"shard-{shard.shard:02d}", shard.process) for shard in reports.shards] + [
         (f"gateway-{gateway.gateway}", gateway.process) for gateway in reports.gateways
     ]
@@ -223,10 +224,10 @@ def _why(state: ProcessState | None, shows_detail: bool) -> str:
     return f" ({state.reason}{detail})"
 
 
-def _listed(parts: Iterable[str]) -> str:
-    named = list(parts)
-    more = f"; and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
-    return "; ".join(named[:NAMED_MAX]) + more
+def _join_parts(parts: Iterable[str]) -> str:
+    texts = list(parts)
+    more = f"; and {len(texts) - PARTS_MAX} more" if len(texts) > PARTS_MAX else ""
+    return "; ".join(texts[:PARTS_MAX]) + more
 
 
 def _times(count: int) -> str:

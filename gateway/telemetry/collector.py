@@ -1,7 +1,7 @@
-"""Gathers what all processes of the server tell of themselves, for metrics and status (v0 §13).
+"""Gathers the reports of all processes of the server, for metrics and status (v0 §13).
 
-Bounds: everyone is asked at once and given `_ANSWER_S_MAX`; who does not answer is left out and told as away.
-One gathering at a time: those who ask while it is under way share what it finds.
+Bounds: all processes are asked at the same time and have `_ANSWER_S_MAX` to answer; a process that does not
+answer is reported as away. Only one gathering runs at a time: requests that come meanwhile share its result.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ class Collector:
         self._data_dir = data_dir
         self._rows_max = rows_max
         self._states = states or StatesReader(None)
-        self._gathered: Reports | None = None
-        self._under_way: trio.Event | None = None
+        self._last_reports: Reports | None = None
+        self._in_progress: trio.Event | None = None
 
     def __repr__(self) -> str:
         return f"<Collector of {len(self._dispatch.links)} shards, {len(self._others) + 1} gateways>"
 
     async def gather(self) -> Reports:
-        if self._under_way is not None:
-            await self._under_way.wait()
-            if self._gathered is not None:
-                return self._gathered
-        done = self._under_way = trio.Event()
-        self._gathered = None
+        if self._in_progress is not None:
+            await self._in_progress.wait()
+            if self._last_reports is not None:
+                return self._last_reports
+        is_done = self._in_progress = trio.Event()
+        self._last_reports = None
         try:
-            self._gathered = found = await self._gather()
-            return found
+            self._last_reports = reports = await self._gather()
+            return reports
         finally:
-            done.set()
-            self._under_way = None
+            is_done.set()
+            self._in_progress = None
 
     async def _gather(self) -> Reports:
         shards: dict[int, ShardReport] = {}
@@ -102,8 +102,8 @@ class Collector:
             with trio.move_on_after(_ANSWER_S_MAX):
                 keep(link.shard, decode((await link.call(wire.OP_REPORT, b"", b"")).body))
         except StreamsError as error:
-            log.debug("no report", link=repr(link), error=error.message)
+            log.debug("process sent no report", link=repr(link), error=error.message)
 
 
-def _keep(found: dict[int, _R], at: int, report: _R) -> None:
-    found[at] = report
+def _keep(reports: dict[int, _R], at: int, report: _R) -> None:
+    reports[at] = report

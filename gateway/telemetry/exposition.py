@@ -1,4 +1,4 @@
-"""Metrics as they are sent: the text format of Prometheus, and JSON (v0 §13). Pure."""
+"""Renders metrics in the text format of Prometheus and as JSON (v0 §13). Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from streams.protocol.telemetry.histogram import HistogramFacts
 
 
 def as_text(reports: Reports) -> bytes:
-    """The text format of Prometheus, version 0.0.4."""
+    """Render all metrics in the text format of Prometheus, version 0.0.4."""
     lines: list[str] = []
-    known: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+    label_texts: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
     for metric in METRICS:
         name = metric.name
         lines.append(f"# HELP {name} {metric.help}")
         lines.append(f"# TYPE {name} {metric.kind}")
         for values, value in metric.samples(reports):
             key = (metric.labels, values)
-            labels = known.get(key)
-            if labels is None:  # a box has the same ones in all its series
-                labels = known[key] = _labels(metric.labels, values)
+            labels = label_texts.get(key)
+            if labels is None:  # all series of a box have the same labels
+                labels = label_texts[key] = _labels(metric.labels, values)
             if isinstance(value, HistogramFacts):
                 lines.extend(_histogram_lines(metric, labels, value))
             else:
@@ -32,7 +32,7 @@ def as_text(reports: Reports) -> bytes:
 
 
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
 
 
 def _histogram_lines(metric: Metric, labels: str, facts: HistogramFacts) -> Iterator[str]:
@@ -41,17 +41,17 @@ def _histogram_lines(metric: Metric, labels: str, facts: HistogramFacts) -> Iter
     for bound, count in zip((*map(repr, metric.bounds), "+Inf"), facts.counts, strict=True):
         so_far += count
         yield f'{name}_bucket{{{before}le="{bound}"}} {so_far}'
-    shown = f"{{{labels}}}" if labels else ""
-    yield f"{name}_sum{shown} {facts.sum}"
-    yield f"{name}_count{shown} {so_far}"
+    braces = f"{{{labels}}}" if labels else ""
+    yield f"{name}_sum{braces} {facts.sum}"
+    yield f"{name}_count{braces} {so_far}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def as_facts(reports: Reports) -> list[dict[str, Any]]:
-    """The same for those who ask for JSON."""
+    """Return all metrics as objects for JSON."""
     return [
         {
             "name": metric.name,

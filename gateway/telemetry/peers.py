@@ -1,7 +1,8 @@
-"""The gateways of one server to each other: each tells the others of itself when asked.
+"""Serves the report of this gateway to the other gateways of the server.
 
-With more than one gateway, whoever asks for metrics reaches only one of them. So each listens on a socket of
-its own in the server's run directory (mode 0700), speaks the shard wire there, and answers one question.
+With more than one gateway, a request for metrics reaches only one of them. So each gateway listens on its own
+socket in the server's run directory (mode 0700), speaks the shard wire protocol there, and answers every
+message with its report.
 
 Bounds: one link from each other gateway; a message is at most `_MESSAGE_BYTES_MAX`.
 """
@@ -50,4 +51,4 @@ async def _answer(stream: trio.SocketStream, report: Callable[[], GatewayReport]
                     frame = wire.frame(wire.REPLY, 0, message.op, message.id, _HEAD, len(body))
                     await stream.send_all(frame + body)
         except (trio.BrokenResourceError, wire.WireError) as error:
-            log.debug("another gateway has gone", error=str(error))
+            log.debug("another gateway has disconnected", error=str(error))

@@ -14,25 +14,25 @@ from streams.protocol.telemetry.top_rows import TopBoxes, top_of
 
 
 class Reports(NamedTuple):
-    """All that is known of a server at one moment."""
+    """The state of a server at one moment."""
 
     version: str
-    #: Of shards that answer; one that is away is missing here and counted in `shards_total`.
+    #: Reports of the shards that answered. `shards_total` also counts the others.
     shards: list[ShardReport]
     gateways: list[GatewayReport]
     shards_total: int
     gateways_total: int
-    #: Of the file system that the data is on.
+    #: Of the file system of the data directory.
     disk_bytes: int
     disk_free_bytes: int
-    #: (shard, row) of what is shown one by one: the largest, by name.
+    #: (shard, row) of the largest boxes, routers and groups, by name.
     boxes: list[tuple[str, BoxRow]]
     routers: list[tuple[str, RouterRow]]
     groups: list[tuple[str, GroupRow]]
     is_truncated: bool
-    #: Why processes are away and how often they were started again, as the supervisor says.
+    #: The supervisor's view: why processes do not serve, and how often they were restarted.
     processes: ProcessStates = ProcessStates()
-    #: Of the last complete backup; None if none is known.
+    #: Age of the last complete backup; None if there is none.
     backup_age_s: float | None = None
 
 

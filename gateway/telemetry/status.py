@@ -1,4 +1,4 @@
-"""How the server is, for people and tools: the reports of all processes in one object (v0 §13). Pure."""
+"""The status of the server as one object, from the reports of all processes (v0 §13). Pure."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _DISK = ("ok", "low", "full")
 
 
 def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
-    """Describe the server. `shows_detail`: with what processes said last, which may name files."""
+    """Describe the server. `shows_detail` includes the last messages of processes, which may name files."""
     shards = {shard.shard: shard for shard in reports.shards}
     gateways = {gateway.gateway: gateway for gateway in reports.gateways}
-    known = reports.shards
-    everyone: list[ShardReport | GatewayReport] = [*known, *reports.gateways]
+    shard_reports = reports.shards
+    everyone: list[ShardReport | GatewayReport] = [*shard_reports, *reports.gateways]
     return {
         "status": _word(reports),
         "version": reports.version,
         "pressure": _PRESSURE[max(each.pressure.level for each in everyone)],
-        "boxes": sum(sum(shard.totals.boxes.values()) for shard in known),
-        "records": sum(shard.totals.records for shard in known),
-        "bytes": sum(shard.totals.bytes for shard in known),
+        "boxes": sum(sum(shard.totals.boxes.values()) for shard in shard_reports),
+        "records": sum(shard.totals.records for shard in shard_reports),
+        "bytes": sum(shard.totals.bytes for shard in shard_reports),
         "sse_connections": sum(gateway.sse_connections for gateway in reports.gateways),
-        "watch_sessions": sum(shard.watch_sessions for shard in known),
+        "watch_sessions": sum(shard.watch_sessions for shard in shard_reports),
         "resident_bytes": sum(each.process.resident_bytes for each in everyone),
         "disk": {
             "bytes": reports.disk_bytes,
             "free_bytes": reports.disk_free_bytes,
-            "level": _DISK[max((shard.disk.level for shard in known), default=0)],
-            "low_bytes": max((shard.disk.low_bytes for shard in known), default=0),
-            "full_bytes": max((shard.disk.full_bytes for shard in known), default=0),
+            "level": _DISK[max((shard.disk.level for shard in shard_reports), default=0)],
+            "low_bytes": max((shard.disk.low_bytes for shard in shard_reports), default=0),
+            "full_bytes": max((shard.disk.full_bytes for shard in shard_reports), default=0),
         },
         "checks": [check.facts() for check in checks_of(reports, shows_detail=shows_detail)],
         "shards": [
@@ -49,7 +49,8 @@ def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
 
 
 def _word(reports: Reports) -> str:
-    """ready; replaying: some shard is; degraded: some process does not answer."""
+    """Return "degraded" if a process does not answer, "replaying" if a shard replays its log, else
+    "ready"."""
     if len(reports.shards) < reports.shards_total or len(reports.gateways) < reports.gateways_total:
         return "degraded"
     return "ready" if all(shard.ready for shard in reports.shards) else "replaying"
@@ -90,7 +91,7 @@ def _gateway(at: int, report: GatewayReport | None) -> dict[str, Any]:
 
 
 def _why(state: ProcessState | None, shows_detail: bool) -> dict[str, Any]:
-    """Return why a process does not serve, what to do about it, and how often it was started again."""
+    """Return why a process does not serve, what to do about it, and how often it was restarted."""
     if state is None:
         return {}
     facts: dict[str, Any] = {"restarts": state.restarts}

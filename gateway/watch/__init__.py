@@ -1,13 +1,13 @@
 """Watching boxes: many readers of one append (v0 §7).
 
 cursors   the text of a cursor over many boxes          pure
-plan      what a watch request may say                  pure
-page      one answer of a shard, worded once            pure
+plan      the options of a watch request, checked       pure
+page      one page of a shard, encoded once             pure
 merge     one stream's place in each of its boxes       pure
-service   what all streams of a gateway share: opens streams and sessions; the handlers call it
-feeds     one live read a box and encoding, shared by everyone who watches it
+service   opens streams and sessions, for the handlers; shared by all streams of a gateway
+feeds     one live read for each box and encoding, shared by all its watchers
 stream    one watcher: backlog, then live, heartbeats, slow readers
-sessions  streams that can be found again, kept by the shards
+sessions  streams that a client can resume; the shards store them
 
 Requests come in through `gateway/api/watch.py` (server-sent events) and `gateway/api/websockets.py`.
 In the shard, `shard/core/watch/pages.py` makes the pages and `shard/engine/waiting_reads.py` has reads wait.

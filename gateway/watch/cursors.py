@@ -1,14 +1,13 @@
 """The text of a cursor over many boxes: base64url of a JSON map, box -> seq (v0 §7.2). Pure.
 
-A seq alone does not say which life of its box it belongs to: a box that was deleted and made again may have
+A seq alone does not identify the generation of its box: a box that was deleted and created again may have
 grown past it. So the low bits of the box's generation follow each seq, written in the four characters that
 JSON calls white space, two bits each:
 
     {"orders":4711·········,"users":12·········}        · is one of space, tab, line feed, carriage return
 
-Any reader of JSON sees the plain map. A cursor that was taken apart and put together by somebody else has
-lost the bits and is taken at its word.
-"""
+Any JSON parser sees the plain map. A cursor that a client decoded and encoded again has lost the bits; its
+seqs then count for the current generation."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from streams.protocol.errors import InvalidRequest
 from streams.protocol.model.names import shown
 from streams.protocol.payloads.appends import SEQ_MAX
 
-#: Two bits each: 24 bits. A generation is a time in milliseconds, made larger if need be: two lives of a box
-#: have the same bits if they began a multiple of 4.66 hours apart to the millisecond.
+#: Two bits each: 24 bits. A generation is a time in milliseconds, or slightly larger: two generations of a
+#: box have the same bits only if they began a multiple of 4.66 hours apart to the millisecond.
 _MARK_CHARS = 12
 _SYMBOLS = b" \t\n\r"
 #: 256 names of 255 bytes, their seqs and marks, and base64 on top: no cursor of ours is longer.
@@ -35,8 +34,8 @@ _TEXT_BYTES_MAX = 256 * 1024
 _entries = re.compile(rb'"([^"\\]+)":([0-9]+)([ \t\n\r]*)[,}]').findall
 
 
-class Told(NamedTuple):
-    """Where a client says it is in one box. Without a mark, in whatever life the box has."""
+class CursorEntry(NamedTuple):
+    """A client's position in one box. Without a mark, it counts for any generation of the box."""
 
     seq: int
     mark: bytes = b""
@@ -45,7 +44,7 @@ class Told(NamedTuple):
         return not self.mark or generation is None or self.mark == _mark(generation)
 
 
-Cursor = dict[str, Told]
+Cursor = dict[str, CursorEntry]
 
 
 @lru_cache(maxsize=65_536)
@@ -54,7 +53,7 @@ def _mark(generation: int) -> bytes:
 
 
 def encode(places: Iterable[tuple[str, Place]]) -> bytes:
-    """A box's name needs no escaping: `protocol/model/names.py` sees to that."""
+    """Return the text of a cursor. Box names need no escaping: `protocol/model/names.py` ensures that."""
     entries = [
         b'"%b":%d%b' % (box.encode(), place.seq, b"" if place.generation is None else _mark(place.generation))
         for box, place in places
@@ -63,28 +62,28 @@ def encode(places: Iterable[tuple[str, Place]]) -> bytes:
 
 
 def decode_untrusted(text: str, field: str) -> Cursor:
-    """Raises `InvalidRequest` alone."""
+    """Parse the text of a cursor. Raises only `InvalidRequest`."""
     try:
         if len(text) > _TEXT_BYTES_MAX:
             raise ValueError
         raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
-        seqs = _checked(orjson.loads(raw))
+        seqs = _check_seqs(orjson.loads(raw))
     except ValueError:  # of ASCII, of base64, of JSON and of the map
         raise InvalidRequest(
             f"{field}: {shown(text)} is not a cursor this server gave", field=field
         ) from None
     marks = {box.decode(): mark for box, _, mark in _entries(raw) if len(mark) == _MARK_CHARS}
-    return {box: Told(seq, marks.get(box, b"")) for box, seq in seqs.items()}
+    return {box: CursorEntry(seq, marks.get(box, b"")) for box, seq in seqs.items()}
 
 
 def from_map(seqs: dict[str, int], field: str) -> Cursor:
     try:
-        return {box: Told(seq) for box, seq in _checked(seqs).items()}
+        return {box: CursorEntry(seq) for box, seq in _check_seqs(seqs).items()}
     except ValueError:
         raise InvalidRequest(f"{field}: must map boxes to seqs", field=field) from None
 
 
-def _checked(seqs: object) -> dict[str, int]:
+def _check_seqs(seqs: object) -> dict[str, int]:
     if not isinstance(seqs, dict):
         raise ValueError
     for seq in seqs.values():

@@ -1,19 +1,19 @@
-"""One live read for each (box, encoding), shared by everyone who watches it in this gateway (v0 §7.2).
+"""One live read for each (box, encoding), shared by all its watchers in this gateway (v0 §7.2).
 
     shard ◄── follow(place, wait) ── Feed ──► page ──► every watcher that is exactly there
 
-A feed asks its shard for what comes after its place, waits for the answer, hands it to its watchers, and asks
-again. The answer on its way is all the credit there is: while a page is being handed out the shard gathers
-the next one, so the more there is to do, the larger the pages get. When the shard goes away the same question
-is asked again until it is back; whatever was missed meanwhile is in the log.
+A feed asks its shard for the page after its place, waits for the answer, delivers it to its watchers, and
+asks again. Only one request is in flight: while a page is delivered the shard gathers the next one, so pages
+grow with the load. If the shard goes down, the feed repeats its request until the shard is back; the log has
+the records of the meantime.
 
-A watcher joins at the feed's own place or ahead of it, so that there is neither gap nor repeat; one that is
-anywhere else reads its backlog first. A watcher whose peer does not keep up leaves, and reads the log from
-where it stopped.
+A watcher joins at the feed's own place or ahead of it, so that there is neither gap nor repeat. Any other
+watcher reads its backlog first. A watcher whose client does not keep up leaves the feed, and reads the log
+from its own place.
 
-Bounds: one question and one page a feed; at most `FEEDS_MAX` feeds, each a request in flight on a link that
-takes twice as many. A box that finds no room here is asked for once a second. A feed without watchers
-ends with its next answer, at most `WAIT_MS` later.
+Bounds: one request and one page for each feed; at most `FEEDS_MAX` feeds, each a request in flight on a link
+that takes twice as many. A watcher whose box gets no feed polls once a second. A feed without watchers ends
+with its next answer, at most `WAIT_MS` later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from streams.protocol.telemetry.histogram import Histogram
 log = structlog.get_logger()
 
 FEEDS_MAX = 10_000
-#: How long one question waits in the shard. It only bounds how long an abandoned one stays there.
+#: How long one request waits in the shard. It bounds how long an abandoned request stays there.
 WAIT_MS = 10_000
 #: Watchers served in a row before other tasks get a turn: about half a millisecond.
 _TURN = 50
@@ -46,21 +46,21 @@ _decode_head = wire.page_head_decoder.decode
 
 
 class Follower(Protocol):
-    """A watcher, as its feeds see it. None of these waits."""
+    """A watcher, as its feeds see it. None of these methods blocks."""
 
-    def page_came(self, track: Track, page: Page) -> bool:
-        """Whether the track goes on with the feed."""
+    def on_page(self, track: Track, page: Page) -> bool:
+        """Deliver a page. Returns True if the track stays in the feed."""
 
-    def box_went(self, track: Track) -> None: ...
+    def on_box_delete(self, track: Track) -> None: ...
 
-    def box_failed(self, track: Track, error: StreamsError) -> None: ...
+    def on_box_error(self, track: Track, error: StreamsError) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
     feeds: int
-    #: Pages of records that were worded, by all feeds and backlog reads so far.
-    pages_worded: int
+    #: Pages of records that feeds and backlog reads have read so far.
+    pages_encoded: int
     pages_delivered: int
 
 
@@ -70,36 +70,39 @@ class Feeds:
         self.answers = dispatch.answers
         self._feeds: dict[tuple[str, Encoding], Feed] = {}
         self._nursery: trio.Nursery | None = None
-        self._pages_worded = 0
+        self._pages_encoded = 0
         self.pages_delivered = 0
-        #: By shard: from an append to its page being handed out.
+        #: By shard: time from an append to the delivery of its page.
         self.delivery_times = [Histogram() for _ in dispatch.links]
 
     def __repr__(self) -> str:
         return f"<Feeds {len(self._feeds)}>"
 
     def statistics(self) -> FeedStatistics:
-        return FeedStatistics(len(self._feeds), self._pages_worded, self.pages_delivered)
+        return FeedStatistics(len(self._feeds), self._pages_encoded, self.pages_delivered)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The home of all feeds' tasks."""
+        """Run the tasks of all feeds."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
 
     async def read(self, box: str, encoding: Encoding, place: Place, wait_ms: int = 0) -> Page:
-        """What comes after a place. Raises `BoxNotFound`, and what becomes of a shard."""
-        # A backlog is no reason to delay urgent appends; what has just come is delivered beside them.
+        """Read the page after a place. Raises `BoxNotFound`, and the errors of a shard that does not
+        answer."""
+        # Live reads use the urgent links. Backlog reads do not, because they would delay urgent appends.
         links = self._dispatch.urgent if wait_ms else self._dispatch.links
         link = links[self._dispatch.placement.shard_of(box)]
-        message = await link.call(wire.OP_FOLLOW, _encode_head(encoding.asking(box, place, wait_ms)), b"")
+        message = await link.call(
+            wire.OP_FOLLOW, _encode_head(encoding.request_head(box, place, wait_ms)), b""
+        )
         if message.body:
-            self._pages_worded += 1
+            self._pages_encoded += 1
         return Page(box, place, _decode_head(message.head), message.body)
 
     def join(self, follower: Follower, track: Track, encoding: Encoding) -> bool | None:
-        """Whether the track follows the feed from here on. False: it is behind and must read on. None: there
-        is no room for a feed."""
+        """Add a track to the feed of its box. Returns True if it follows the feed now, False if it is behind
+        and must read on, None if there is no room for a feed."""
         key = (track.box, encoding)
         feed = self._feeds.get(key)
         if feed is None:
@@ -115,14 +118,14 @@ class Feeds:
         if feed is not None:
             feed.tracks.pop(track, None)
 
-    def delivered(self, box: str, page: Page, count: int) -> None:
-        """A page that came live has been handed to so many watchers."""
+    def note_delivery(self, box: str, page: Page, count: int) -> None:
+        """Note that a live page was delivered to `count` watchers."""
         self.pages_delivered += count
         if page.record and page.reaches_head:
             took_s = max(0.0, time.time() - page.appended_ms / 1000)
             self.delivery_times[self._dispatch.placement.shard_of(box)].observe(took_s)
 
-    def ended(self, feed: Feed) -> None:
+    def remove(self, feed: Feed) -> None:
         del self._feeds[(feed.box, feed.encoding)]
 
 
@@ -140,7 +143,7 @@ class Feed:
     def join(self, follower: Follower, track: Track) -> bool:
         here, there = self.place, track.place
         if here.is_gone and there.is_gone:
-            track.place = here  # nothing is owed of a box that is gone, and both wait for the next one
+            track.place = here  # the box is deleted: no record is missing, and both wait for a new one
         elif here != there and not (here.generation == there.generation and here.seq < there.seq):
             return False
         self.tracks[track] = follower
@@ -153,45 +156,45 @@ class Feed:
                 try:
                     page = await self._feeds.read(self.box, self.encoding, self.place, WAIT_MS)
                 except BoxNotFound:
-                    await self._box_went()
+                    await self._announce_delete()
                 except (Busy, Uncertain) as error:
-                    # The shard is away, starts again or has too much to do. The log keeps what we miss.
-                    log.debug("a feed waits for its shard", box=self.box, error=error.message)
+                    # The shard is down, restarting or overloaded. The log keeps the records of the meantime.
+                    log.debug("feed: read failed, retrying", box=self.box, error=error.message)
                     await trio.sleep(pause_s)
                     pause_s = min(pause_s * 2, _PAUSE_S_MAX)
                     continue
                 except StreamsError as error:
                     for track, follower in list(self.tracks.items()):
-                        follower.box_failed(track, error)
+                        follower.on_box_error(track, error)
                     return
                 else:
                     if page.place != page.was or page.tombstone is not None:
                         self.place = page.place
-                        await self._hand_out(page)
+                        await self._deliver(page)
                 pause_s = _PAUSE_S_MIN
                 if not self.tracks:
                     return
         finally:
-            self._feeds.ended(self)
+            self._feeds.remove(self)
 
-    async def _hand_out(self, page: Page) -> None:
+    async def _deliver(self, page: Page) -> None:
         tracks = self.tracks
         count = 0
         for track, follower in list(tracks.items()):
-            if track not in tracks:  # it left while others had their turn
+            if track not in tracks:  # it left while other tasks ran
                 continue
-            if not follower.page_came(track, page):
+            if not follower.on_page(track, page):
                 del tracks[track]
             count += 1
             if count % _TURN == 0:
                 await trio.lowlevel.checkpoint()
-        self._feeds.delivered(self.box, page, count)
+        self._feeds.note_delivery(self.box, page, count)
 
-    async def _box_went(self) -> None:
-        """Tells once. From here on the questions wait for the box to be made again."""
+    async def _announce_delete(self) -> None:
+        """Report once that the box was deleted. The next requests wait until it is created again."""
         if self.place.is_gone:
             return
         self.place = self.place._replace(is_gone=True)
         for track, follower in list(self.tracks.items()):
-            follower.box_went(track)
+            follower.on_box_delete(track)
         await trio.lowlevel.checkpoint()

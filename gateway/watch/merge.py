@@ -1,16 +1,16 @@
-"""One stream's place in each of its boxes, and whose turn it is. Pure.
+"""The place of one stream in each of its boxes, and which box is read next. Pure.
 
-    Track    one box as one stream sees it: its place, and whether it follows the live feed or its backlog
-    Merge    all of them: what a page makes of the stream, the cursor of the whole, turns
+    Track    one box of one stream: its place, and whether it follows the live feed or reads backlog
+    Merge    all tracks of one stream: turns pages into events, has the cursor, picks the next box
 
 Rules of the file
-- A track moves by pages alone, and only by a page that starts exactly where the track is. So nothing is
-  missed and nothing comes twice, whatever order pages, deletions and reconnections come in.
+- Only a page moves a track, and only a page that starts exactly at the track's place. So no record is missed
+  and none is delivered twice, in any order of pages, deletions and reconnections.
 - Turns: each box with backlog gets one page, then the next box does. A flood in one delays another by at
   most one page.
 
 Invariants
-- EXACT: what a track has been given is what lies between where it began and where it is.
+- EXACT: a track has delivered exactly the records between its start and its place.
 - TURNS: a track is either live, or dropped, or in the queue of turns once.
 """
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import orjson
 
 from gateway.watch import cursors
-from gateway.watch.page import ANOTHER_LIFE, Page, Place
+from gateway.watch.page import OTHER_GENERATION, Page, Place
 
 
 class Event(NamedTuple):
@@ -31,8 +31,8 @@ class Event(NamedTuple):
     data: bytes
     #: The cursor of the whole stream after this event.
     id: bytes
-    #: Every reader who watches this box alone words the event the same way, so its text, id included, is made
-    #: once and `id` is left out here: `Merge.id` has it.
+    #: True if all streams of only this box share the text of the event. The text, including its id, is then
+    #: encoded once, and `id` is empty here: `Merge.id` has it.
     is_shared: bool = False
 
 
@@ -42,14 +42,14 @@ class Track:
     def __init__(self, box: str, place: Place, head_seq: int = 0) -> None:
         self.box = box
         self.place = place
-        #: As far as we have heard.
+        #: The last known head of the box.
         self.head_seq = head_seq
         self.is_live = False
-        #: Nothing more comes of this box: an error that asking again does not cure.
+        #: True after an error that a retry does not cure: this box delivers nothing more.
         self.is_dropped = False
-        #: No page has come yet on this connection.
+        #: True until the first page of this connection.
         self.at_connect = True
-        #: When to ask the shard again that could not answer. The clock is the caller's.
+        #: When to read again after a shard could not answer, on the caller's clock.
         self.not_before_s = 0.0
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class Track:
         return page.was == self.place
 
     def has_passed(self, page: Page) -> bool:
-        """Whether this track has had everything in the page already."""
+        """Return True if this track has already delivered everything in the page."""
         return page.place.generation == self.place.generation and page.place.seq <= self.place.seq
 
 
@@ -77,7 +77,7 @@ class Merge:
     # -- turns
 
     def next_turn(self, now_s: float) -> Track | None:
-        """The box whose backlog is next, if one is due."""
+        """Return the track whose backlog is read next, or None if none is due."""
         for _ in range(len(self._turns)):
             track = self._turns.popleft()
             if track.not_before_s <= now_s:
@@ -89,7 +89,7 @@ class Merge:
         return min((track.not_before_s for track in self._turns), default=None)
 
     def wait_turn(self, track: Track, not_before_s: float = 0.0) -> None:
-        """The track has backlog: it reads when its turn comes."""
+        """Queue a track that has backlog."""
         assert track not in self._turns, "TURNS"
         track.is_live = False
         track.not_before_s = not_before_s
@@ -102,10 +102,10 @@ class Merge:
         head = orjson.dumps({"box": track.box, "head_seq": track.head_seq})
         return [Event(b"caught-up", head, self.id())]
 
-    # -- what comes
+    # -- pages
 
     def take(self, track: Track, page: Page) -> list[Event]:
-        """Moves the track over the page; what the reader is told of it."""
+        """Move the track over the page. Returns the events for the client."""
         assert track.continues_with(page), "EXACT"
         if page.tombstone is None and page.record and self.is_single:
             track.place, track.head_seq, track.at_connect = page.place, page.head_seq, False
@@ -120,14 +120,14 @@ class Merge:
             events.append(Event(b"record", page.record, self.id()))
         return events
 
-    def box_gone(self, track: Track) -> list[Event]:
-        """The box was deleted. The track waits for its next life, if there is to be one."""
+    def note_delete(self, track: Track) -> list[Event]:
+        """Note that the box was deleted. The track waits until it is created again. Returns the events."""
         if track.place.is_gone:
             return []
         track.place = track.place._replace(is_gone=True)
         track.at_connect = False
-        told = {"box": track.box, "head_seq": track.head_seq, "reason": "deleted"}
-        return [Event(b"box-deleted", orjson.dumps(told), self.id())]
+        data = {"box": track.box, "head_seq": track.head_seq, "reason": "deleted"}
+        return [Event(b"box-deleted", orjson.dumps(data), self.id())]
 
     def drop(self, track: Track) -> None:
         track.is_live = False
@@ -138,28 +138,28 @@ class Merge:
     def id(self) -> bytes:
         return cursors.encode((box, track.place) for box, track in self.tracks.items())
 
-    def strangers(self, told: cursors.Cursor) -> list[str]:
-        """Boxes of which the client speaks in another life than we do."""
+    def boxes_of_other_generations(self, cursor: cursors.Cursor) -> list[str]:
+        """Return the boxes whose generation in the client's cursor differs from ours."""
         return [
             box
-            for box, its in told.items()
-            if box in self.tracks and not its.is_of(self.tracks[box].place.generation)
+            for box, entry in cursor.items()
+            if box in self.tracks and not entry.is_of(self.tracks[box].place.generation)
         ]
 
     def resume(
-        self, told: cursors.Cursor, *, may_advance: bool, lives: Mapping[str, int] | None = None
+        self, cursor: cursors.Cursor, *, may_advance: bool, generations: Mapping[str, int] | None = None
     ) -> None:
-        """What the client says it has had. It can only rewind us, unless we do not know how far we got: then
-        `lives` has the generations that the `strangers` are in now."""
-        for box, its in told.items():
+        """Move the tracks to the client's cursor. It can only rewind them, unless `may_advance`: our own
+        places may then be old, and `generations` has the current ones of `boxes_of_other_generations`."""
+        for box, entry in cursor.items():
             track = self.tracks.get(box)
             if track is None:
                 continue
-            life = (lives or {}).get(box)
-            if may_advance and life is not None and its.is_of(life):
-                track.place = Place(its.seq, life)
-            elif not its.is_of(track.place.generation):
-                # It has not heard of the life that the box is in now: it is told again, from the start.
-                track.place = track.place._replace(seq=its.seq, generation=ANOTHER_LIFE)
-            elif its.seq < track.place.seq or may_advance:
-                track.place = track.place._replace(seq=its.seq)
+            generation = (generations or {}).get(box)
+            if may_advance and generation is not None and entry.is_of(generation):
+                track.place = Place(entry.seq, generation)
+            elif not entry.is_of(track.place.generation):
+                # The client does not know the current generation: report it again, from the start.
+                track.place = track.place._replace(seq=entry.seq, generation=OTHER_GENERATION)
+            elif entry.seq < track.place.seq or may_advance:
+                track.place = track.place._replace(seq=entry.seq)

@@ -1,6 +1,6 @@
-"""One answer of a shard to somebody who stays, worded once for everyone it goes to. Pure.
+"""One page of a shard for watchers, encoded once for all of them. Pure.
 
-place ──── page ────► place        a place is (seq, generation, whether the box is gone)
+place ──── page ────► place        a place is (seq, generation, is the box deleted)
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from streams.protocol import wire
 
 
 class Place(NamedTuple):
-    """Where a reader of one box is: exactly, across the box's lives."""
+    """The exact position of a reader of one box, across the box's generations."""
 
     seq: int
-    #: None: not known yet, whatever life the box is in.
+    #: None if it is not known yet: any generation of the box.
     generation: int | None = None
-    #: The reader has been told that the box was deleted.
+    #: True once the deletion of the box was reported to the reader.
     is_gone: bool = False
 
 
-#: A generation that no box has: a reader there is told of the life its box is in now.
-ANOTHER_LIFE = 0
+#: A generation that no box has: the shard reports the current generation to a reader there.
+OTHER_GENERATION = 0
 
 
 class Encoding(NamedTuple):
-    """In what form a watcher wants records. Watchers who agree share one feed and its bytes."""
+    """The form of the records that a watcher gets. Watchers with equal encodings share one feed and its
+    bytes."""
 
     limit: int = 256
     max_bytes: int = 256 * 1024
@@ -37,7 +38,7 @@ class Encoding(NamedTuple):
     include_data: bool = True
     strong: bool = False
 
-    def asking(self, box: str, place: Place, wait_ms: int) -> wire.FollowHead:
+    def request_head(self, box: str, place: Place, wait_ms: int) -> wire.FollowHead:
         return wire.FollowHead(
             box,
             place.seq,
@@ -58,7 +59,7 @@ class Page:
     """From one place to the next. `record` is the JSON of the records, b"" when there are none to show."""
 
     __slots__ = (
-        "_shared",
+        "_texts",
         "appended_ms",
         "gap",
         "head_seq",
@@ -76,7 +77,7 @@ class Page:
         self.head_seq = head.head_seq
         self.appended_ms = head.appended_ms
         self.gap = head.gap
-        #: After what there is to tell of loss, and before the records.
+        #: The place behind the tombstone, if there is one, and before the records.
         self.start_seq = was.seq
         self.tombstone: dict[str, object] | None = None
         if head.gap is not None:
@@ -99,9 +100,9 @@ class Page:
                 head.next_from_seq,
                 head.head_seq,
             )
-        self._shared: dict[object, bytes] = {}
-        #: The `SharedCharge` of the text that all who follow the feed share, while one of them has not taken
-        #: it. Whoever puts the page has it: nothing here uses it.
+        self._texts: dict[object, bytes] = {}
+        #: The `SharedCharge` of the text that all followers of the feed share, until the last of them has
+        #: read it. Set by the stream that puts the page; not used here.
         self.unread: Any = None
 
     def __repr__(self) -> str:
@@ -112,16 +113,16 @@ class Page:
         return self.place.seq >= self.head_seq
 
     def tombstone_json(self, *, at_connect: bool) -> bytes:
-        """A gap made by a cap or the TTL that was there when the reader came is called by another name."""
+        """Return the tombstone as JSON. A gap that existed before the reader connected has another reason."""
         assert self.tombstone is not None
         if at_connect and self.tombstone["reason"] in ("cap", "ttl", "mixed"):
             return orjson.dumps({**self.tombstone, "reason": "from_seq_too_old"})
         return orjson.dumps(self.tombstone)
 
-    def shared(self, key: object) -> bytes | None:
-        """What somebody before has made of this page."""
-        return self._shared.get(key)
+    def text_of(self, key: object) -> bytes | None:
+        """Return the text that another stream has encoded for this page, if any."""
+        return self._texts.get(key)
 
-    def share(self, key: object, text: bytes) -> None:
-        """Bound: one text a wording (SSE, a WebSocket), for readers of this box alone."""
-        self._shared[key] = text
+    def keep_text(self, key: object, text: bytes) -> None:
+        """Keep an encoded text for other streams. Bound: one for each encoder (SSE, WebSocket)."""
+        self._texts[key] = text

@@ -1,4 +1,4 @@
-"""What a watch request may say, checked and with its defaults (v0 §7.1, §7.4). Pure."""
+"""The options of a watch request, checked and with their defaults (v0 §7.1, §7.4). Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 1_000, 60_000
 
 _decode_body = msgspec.json.Decoder(WatchBody).decode
 
-#: Where to start in a box: after this seq, or None for its head.
-Start = cursors.Told | None
+#: The start in a box: after this entry, or None for the head.
+Start = cursors.CursorEntry | None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -50,43 +50,43 @@ def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
         if start.tail and start.from_seq is not None:
             raise InvalidRequest(f"boxes.{box}.tail: cannot be given together with from_seq", field="boxes")
         from_seq = check_seq(start.from_seq or 0, f"boxes.{box}.from_seq")
-        starts[box] = None if start.tail else cursors.Told(from_seq)
+        starts[box] = None if start.tail else cursors.CursorEntry(from_seq)
     if request.cursor is not None:
-        given = request.cursor
-        resumed = (
-            cursors.decode_untrusted(given, "cursor")
-            if isinstance(given, str)
-            else cursors.from_map(given, "cursor")
+        cursor = request.cursor
+        entries = (
+            cursors.decode_untrusted(cursor, "cursor")
+            if isinstance(cursor, str)
+            else cursors.from_map(cursor, "cursor")
         )
-        starts.update({box: told for box, told in resumed.items() if box in starts})
+        starts.update({box: entry for box, entry in entries.items() if box in starts})
     return Plan(starts, _encoding(request, node_bytes_max), _heartbeat(request.heartbeat_ms))
 
 
 def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_max: int) -> Plan:
-    """Of the one-step watch. Its cursor is all in `Last-Event-ID`: what a browser says it has had."""
+    """Return the plan of a one-step watch. A browser sends its cursor in `Last-Event-ID`."""
     check_readable_name(box)
-    asked = Query(query)
-    from_seq = asked.number("from_seq")
-    tail = bool(asked.flag("tail", False))
+    params = Query(query)
+    from_seq = params.number("from_seq")
+    tail = bool(params.flag("tail", False))
     if tail and from_seq is not None:
         raise InvalidRequest("tail: cannot be given together with from_seq", field="tail")
-    node = asked.text("node")
-    consistency = asked.text("consistency") or "eventual"
+    node = params.text("node")
+    consistency = params.text("consistency") or "eventual"
     if consistency not in ("eventual", "strong"):
         raise InvalidRequest("consistency: must be eventual or strong", field="consistency")
-    limit, size, heartbeat_ms = (asked.number(n) for n in ("limit", "max_batch_bytes", "heartbeat_ms"))
+    limit, size, heartbeat_ms = (params.number(n) for n in ("limit", "max_batch_bytes", "heartbeat_ms"))
     options = WatchOptions(
         node=node,
         limit=WATCH_LIMIT_DEFAULT if limit is None else limit,
         max_batch_bytes=WATCH_BYTES_DEFAULT if size is None else size,
         heartbeat_ms=HEARTBEAT_MS_DEFAULT if heartbeat_ms is None else heartbeat_ms,
-        include_meta=bool(asked.flag("include_meta", True)),
-        include_tags=bool(asked.flag("include_tags", False)),
-        include_data=bool(asked.flag("include_data", True)),
+        include_meta=bool(params.flag("include_meta", True)),
+        include_tags=bool(params.flag("include_tags", False)),
+        include_data=bool(params.flag("include_data", True)),
         consistency="strong" if consistency == "strong" else "eventual",
     )
-    asked.done()
-    start: Start = None if tail else cursors.Told(from_seq or 0)
+    params.done()
+    start: Start = None if tail else cursors.CursorEntry(from_seq or 0)
     if last_event_id:
         start = cursors.decode_untrusted(last_event_id, "last-event-id").get(box, start)
     return Plan({box: start}, _encoding(options, node_bytes_max), _heartbeat(options.heartbeat_ms))

@@ -1,16 +1,16 @@
-"""What all streams of a gateway share: feeds, sessions, slots of connections, and their common end.
+"""Opens the streams and sessions of a gateway, and holds their shared state: feeds, session store, slots.
 
-    api/watch.py, api/websockets.py ──► Watch.look_at ──► the boxes as they are now: heads, generations
-                                     Watch.opened ──► PlainBody: a stream without a session
-                                     Watch.create_session, open_session ──► SessionBody: one that is kept
+    api/watch.py, api/websockets.py ──► Watch.view_boxes ──► current heads and generations of the boxes
+                                     Watch.open_stream ──► PlainBody: a stream without a session
+                                     Watch.create_session, open_session ──► SessionBody: one with a session
     a front runs the body ──► `stream.py` writes into its sink, fed by `feeds.py`
 
-A `SessionBody` saves the cursors of its stream to the shard that keeps the session, every five seconds and at
-its end. A second connection to a session ends the first: the shard gives each taker a higher epoch, and a
-stream whose save is refused knows that it is over.
+A `SessionBody` saves the cursors of its stream to the shard that stores the session, every five seconds and
+at its end. A second connection to a session ends the first: the shard gives each connection a higher epoch,
+and a stream whose save is refused ends.
 
-Limits: a slot for each stream and socket (`admission/limits.py`), of the server and of its key. The stream of
-a key that is taken out ends at once. When the gateway drains, all of them end.
+Limits: a slot for each stream and socket (`admission/limits.py`), of the server and of its key. When a key is
+revoked, its streams end at once. When the gateway drains, all streams end.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from gateway.shards.dispatch import Dispatch
 from gateway.watch.cursors import Cursor
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Merge, Track
-from gateway.watch.page import ANOTHER_LIFE, Encoding, Place
+from gateway.watch.page import OTHER_GENERATION, Encoding, Place
 from gateway.watch.plan import Plan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
-from gateway.watch.stream import STALL_S, SseWording, Stream, Wording
+from gateway.watch.stream import STALL_S, EventEncoder, SseEncoder, Stream
 from streams.protocol import wire
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.errors import (
@@ -51,20 +51,20 @@ from streams.protocol.messages.replies import WatchedBox
 
 log = structlog.get_logger()
 
-#: How old saved cursors may be when a gateway dies, and so how much a client without an id is told twice.
+#: How old saved cursors may be when a gateway dies: a client without an id gets this much twice.
 _SAVE_EVERY_S = 5.0
-#: How long a shard may take to start again before whoever opens a stream is refused, for a browser that is
-#: answered 503 never comes back; and how often it is asked.
+#: How long a new stream waits for a shard that restarts, and how often it retries. A browser that gets a 503
+#: never reconnects.
 OPEN_S_MAX, _OPEN_RETRY_S, _OPEN_RETRY_S_MAX = 10.0, 0.05, 0.5
 _REVOKED = "the key of this stream is not valid any more"
-_TAKEN_OVER = "another connection has taken this session over"
-#: What a stream that ends may take to save its cursors, and another to wait for that: as long as a shard may
-#: take to start again. Where nobody can come back, because we drain, that is not worth waiting for.
+_REPLACED = "another connection has taken this session over"
+#: How long a stream that ends may take to save its cursors, and how long its successor waits for that: as
+#: long as a shard may take to restart. While draining no client can reconnect here, so the wait is shorter.
 _CLOSE_S_MAX, _CLOSE_S_DRAINING = 10.0, 2.0
 
 
 class BoxView(msgspec.Struct):
-    """What a watcher is told of a box before it starts."""
+    """The state of a box when a watch starts."""
 
     head_seq: int
     earliest_seq: int
@@ -83,8 +83,8 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Ends(Protocol):
-    """What is ended when the gateway drains: a stream, a WebSocket."""
+class Endable(Protocol):
+    """A stream or WebSocket that ends when the gateway drains."""
 
     def end(self) -> None: ...
 
@@ -106,7 +106,7 @@ class Watch:
         self._dispatch = dispatch
         self.slots = StreamSlots(connections_max, connections_per_key_max, gateways)
         self.stall_s = stall_s
-        self._streams: set[Ends] = set()
+        self._streams: set[Endable] = set()
         self._open: dict[str, SessionBody] = {}
         self.is_draining = False
 
@@ -132,28 +132,28 @@ class Watch:
     # -- connections
 
     def take_slot(self, key: Key | None, *, is_of_ring: bool = True, is_session: bool = False) -> Slot:
-        """Whoever takes one gives it back, however its stream ends."""
+        """Take a slot for a stream. The caller gives it back when the stream ends. Raises `Throttled`."""
         if self.is_draining:
             raise ShuttingDown
         return self.slots.take(key, is_of_ring=is_of_ring, is_session=is_session)
 
-    def keys_changed(self, ring: KeyRing) -> int:
-        """Ends the streams of keys that are gone. How many those were."""
+    def on_keys_change(self, ring: KeyRing) -> int:
+        """End the streams of revoked keys. Returns how many those were."""
         return self.slots.revoke_all_but(ring)
 
-    def track(self, stream: Ends) -> None:
+    def track(self, stream: Endable) -> None:
         self._streams.add(stream)
         if self.is_draining:
             stream.end()
 
-    def forget(self, stream: Ends) -> None:
+    def forget(self, stream: Endable) -> None:
         self._streams.discard(stream)
 
     # -- boxes
 
-    async def look_at(self, plan: Plan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxView]:
-        """Every box of the plan as it is now. Raises `BoxNotFound` for one that is not there; `lenient` drops
-        it, unless none is left. Shards that start again are waited for, for so long."""
+    async def view_boxes(self, plan: Plan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxView]:
+        """Return the current state of every box of the plan. Raises `BoxNotFound` for a missing box;
+        `lenient` drops it, unless none remains. Waits up to `wait_s` for shards that restart."""
         views: dict[str, BoxView | StreamsError] = {}
         until_s = trio.current_time() + wait_s
 
@@ -173,20 +173,20 @@ class Watch:
         async with trio.open_nursery() as nursery:
             for box in plan.starts:
                 nursery.start_soon(look, box)
-        found: dict[str, BoxView] = {}
+        boxes: dict[str, BoxView] = {}
         missing: StreamsError | None = None
         for box in plan.starts:
             view = views[box]
             if isinstance(view, BoxView):
                 _check_strong(box, view, plan.encoding)
-                found[box] = view
+                boxes[box] = view
             elif isinstance(view, BoxNotFound) and lenient:
                 missing = view
             else:
                 raise view
-        if missing is not None and not found:
+        if missing is not None and not boxes:
             raise missing
-        return found
+        return boxes
 
     # -- bodies
 
@@ -200,19 +200,19 @@ class Watch:
         )
         return await self.sessions.create(state)
 
-    async def open_session(self, wid: str, told: Cursor | None, key: Key | None = None) -> SessionBody:
+    async def open_session(self, wid: str, cursor: Cursor | None, key: Key | None = None) -> SessionBody:
         slot = self.take_slot(key)
         try:
             before = self._open.get(wid)
             if before is not None:
                 _check_owner(before.session, key)
-                before.stream.end(_TAKEN_OVER)
+                before.stream.end(_REPLACED)
                 with trio.move_on_after(_CLOSE_S_MAX):
-                    await before.closed.wait()
-            session = await self._take(wid, key, has_cursor=told is not None)
+                    await before.on_session_close.wait()
+            session = await self._take(wid, key, has_cursor=cursor is not None)
             _check_owner(session, key)
-            if told is not None:
-                await self._resume(session, told)
+            if cursor is not None:
+                await self._resume(session, cursor)
         except BaseException:
             slot.give()
             raise
@@ -233,18 +233,18 @@ class Watch:
                 await trio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _OPEN_RETRY_S_MAX)
 
-    async def _resume(self, session: Session, told: Cursor) -> None:
-        lives: dict[str, int] = {}
-        strangers = session.merge.strangers(told) if session.was_cut_off else []
-        if strangers:
-            asked = Plan(dict.fromkeys(strangers), session.encoding, session.heartbeat_ms)
+    async def _resume(self, session: Session, cursor: Cursor) -> None:
+        generations: dict[str, int] = {}
+        boxes = session.merge.boxes_of_other_generations(cursor) if session.was_cut_off else []
+        if boxes:
+            plan = Plan(dict.fromkeys(boxes), session.encoding, session.heartbeat_ms)
             with suppress(BoxNotFound):  # when none of them is there
-                views = await self.look_at(asked, lenient=True, wait_s=OPEN_S_MAX)
-                lives = {box: view.generation for box, view in views.items()}
-        session.merge.resume(told, may_advance=session.was_cut_off, lives=lives)
+                views = await self.view_boxes(plan, lenient=True, wait_s=OPEN_S_MAX)
+                generations = {box: view.generation for box, view in views.items()}
+        session.merge.resume(cursor, may_advance=session.was_cut_off, generations=generations)
 
-    def opened(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
-        """A stream without a session."""
+    def open_stream(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
+        """Open a stream without a session."""
         slot = self.take_slot(key)
         merge = merge_of(plan, views)
         stream = self.stream(merge, plan.encoding, plan.heartbeat_ms, owner=owner_of(key))
@@ -255,7 +255,7 @@ class Watch:
         merge: Merge,
         encoding: Encoding,
         heartbeat_ms: int,
-        wording: Wording | None = None,
+        encoder: EventEncoder | None = None,
         turn: trio.Lock | None = None,
         owner: str = EVERYONE,
     ) -> Stream:
@@ -263,20 +263,20 @@ class Watch:
             self.feeds,
             merge,
             encoding,
-            wording or SseWording(now_ms),
+            encoder or SseEncoder(now_ms),
             heartbeat_ms=heartbeat_ms,
             stall_s=self.stall_s,
             turn=turn,
             owner=owner,
         )
 
-    def closed(self, body: SessionBody) -> None:
+    def on_session_close(self, body: SessionBody) -> None:
         if self._open.get(body.session.wid) is body:
             del self._open[body.session.wid]
 
 
 class PlainBody:
-    """A one-step watch (v0 §7.4): nothing of it is left when it ends."""
+    """A one-step watch (v0 §7.4), without a session."""
 
     def __init__(self, watch: Watch, stream: Stream, slot: Slot) -> None:
         self.stream = stream
@@ -295,12 +295,12 @@ class PlainBody:
 
 
 class SessionBody(PlainBody):
-    """The open stream of a session: it saves where it is, now and then and at its end."""
+    """The open stream of a session. It saves its cursors every `_SAVE_EVERY_S` seconds and at its end."""
 
     def __init__(self, watch: Watch, stream: Stream, slot: Slot, session: Session) -> None:
         super().__init__(watch, stream, slot)
         self.session = session
-        self.closed = trio.Event()
+        self.on_session_close = trio.Event()
         self._is_ours = True
 
     async def run(self, sink: Sink) -> None:
@@ -310,47 +310,48 @@ class SessionBody(PlainBody):
                 await super().run(sink)
                 nursery.cancel_scope.cancel()
         finally:
-            # The connection may be gone and this task cancelled; where it got to is worth some seconds. A
-            # shard that has just died has forgotten the session, and only we can put it back.
+            # The client may have disconnected and this task be cancelled, but saving the cursors is worth
+            # some seconds. A shard that has just died has lost the session, and only this stream can restore
+            # it.
             wait_s = _CLOSE_S_DRAINING if self._watch.is_draining else _CLOSE_S_MAX
             with trio.CancelScope(deadline=trio.current_time() + wait_s, shield=True):
-                while not await self._save(is_open=False):  # noqa: ASYNC110 (the shard says no such thing)
+                while not await self._save(is_open=False):  # noqa: ASYNC110 (the shard sends no event for it)
                     await trio.sleep(_OPEN_RETRY_S)
 
     async def _keep_saving(self) -> None:
         while self._is_ours:
             await self._save(is_open=True)
             await trio.sleep(_SAVE_EVERY_S)
-        self.stream.end(_TAKEN_OVER)
+        self.stream.end(_REPLACED)
 
     async def _save(self, *, is_open: bool) -> bool:
-        """Whether that is settled. If not, its shard is away, and the next save may find it."""
+        """Save the cursors. Returns False if the shard does not answer and the save must be repeated."""
         if not self._is_ours:
             return True
         try:
             self._is_ours = await self._watch.sessions.save(self.session, is_open=is_open)
         except StreamsError as error:
-            log.debug("a session could not be saved", error=error.message)
+            log.debug("watch session not saved, retrying", error=error.message)
             return not isinstance(error, (Busy, Uncertain))
         return True
 
     def close(self) -> None:
         super().close()
-        self._watch.closed(self)
-        self.closed.set()
+        self._watch.on_session_close(self)
+        self.on_session_close.set()
 
 
 def _check_owner(session: Session, key: Key | None) -> None:
-    """A session is for the key that made it (v0 §11), and for boxes that the key may still read."""
+    """Check that the key created the session (v0 §11) and may still read its boxes."""
     if key is None:
         return
     if session.owner != key.id:
-        raise Forbidden("wid: this session was made with another key", field="wid")
+        raise Forbidden("wid: this session was created with another key", field="wid")
     for box in session.merge.tracks:
         key.grant.require_name(box, "wid")
 
 
-def starts_shown(plan: Plan, views: dict[str, BoxView]) -> dict[str, WatchedBox]:
+def starts_in(plan: Plan, views: dict[str, BoxView]) -> dict[str, WatchedBox]:
     return {
         box: WatchedBox(_place_in(plan, box, view).seq, view.head_seq, view.earliest_seq)
         for box, view in views.items()
@@ -365,13 +366,13 @@ def _place_in(plan: Plan, box: str, view: BoxView) -> Place:
     start = plan.starts[box]
     if start is None:
         return Place(view.head_seq, view.generation)
-    return Place(start.seq, view.generation if start.is_of(view.generation) else ANOTHER_LIFE)
+    return Place(start.seq, view.generation if start.is_of(view.generation) else OTHER_GENERATION)
 
 
 def _check_strong(box: str, view: BoxView, encoding: Encoding) -> None:
     if encoding.strong and view.config.durability == "memory":
         raise InvalidRequest(
-            f"consistency: {box} is a memory box, nothing in it is ever on the disk; use eventual",
+            f"consistency: {box} is a memory box, whose records are never on disk; use eventual",
             field="consistency",
             box=box,
         )

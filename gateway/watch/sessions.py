@@ -1,16 +1,15 @@
-"""Streams that can be found again: their state, and the shards that keep it (v0 §7.1, §7.2).
+"""Sessions: watch streams that a client can resume, and the shards that store them (v0 §7.1, §7.2).
 
-A session's name says which shard keeps it, as a box's does, so every gateway finds it, and a gateway that is
-restarted has lost nothing. While a stream is open its gateway rules and saves the cursors now and then; when
-it ends they are saved as they are. If the gateway dies instead, the saved cursors may be old and say so
-(`is_open`): then what the client has had, its `Last-Event-ID`, counts in both directions.
+The name of a session determines its shard, like the name of a box. So every gateway finds the session, and a
+gateway restart loses nothing. While a stream is open, its gateway has the current cursors and saves them
+every few seconds; when it ends it saves them once more. If the gateway dies instead, the saved cursors may be
+old and are marked so (`is_open`): then the client's `Last-Event-ID` may move them forward or back.
 
-A shard that dies forgets the sessions it kept. Open streams put theirs back; the others are answered 404. Of
-two streams of one session, on two gateways, the one that took it later wins, whichever comes back first
-(`shard/core/watch/sessions.py`). What is put back is never the last word: a newer stream may have got
-further, and may be gone. So `Last-Event-ID` counts in both directions then too, and a client without one
-waits until every open stream has put its session back.
-"""
+A shard that dies loses its sessions. Open streams restore theirs; requests for the others get 404. If two
+gateways have streams of one session, the later one wins, whichever restores the session first
+(`shard/core/watch/sessions.py`). A restored session may be old: a newer stream may have got further and
+ended. So `Last-Event-ID` may then also move the cursors forward or back, and a client without one waits until
+every open stream has restored its session."""
 
 from __future__ import annotations
 
@@ -43,29 +42,29 @@ class SessionState(msgspec.Struct, kw_only=True):
     boxes: dict[str, SavedTrack]
     encoding: Encoding
     heartbeat_ms: int
-    #: Saved while a stream was open: it may have got further than this says.
+    #: True if it was saved while a stream was open: the stream may have got further.
     is_open: bool = False
-    #: Id of the key that made it; empty when no key was asked for.
+    #: Id of the key that created it; empty on a server without keys.
     owner: str = ""
 
     def merge(self) -> Merge:
         tracks = [
-            Track(box, Place(saved.seq, saved.generation, saved.is_gone), saved.head_seq)
-            for box, saved in self.boxes.items()
+            Track(box, Place(track.seq, track.generation, track.is_gone), track.head_seq)
+            for box, track in self.boxes.items()
         ]
         return Merge(tracks)
 
 
-class _Taken(msgspec.Struct):
+class _TakeReply(msgspec.Struct):
     epoch: int
     state: SessionState | None = None
 
 
-_decode = msgspec.json.Decoder(_Taken).decode
+_decode = msgspec.json.Decoder(_TakeReply).decode
 
 
 class Session:
-    """One session whose stream is open here."""
+    """One session whose stream is open in this gateway."""
 
     def __init__(self, wid: str, epoch: int, state: SessionState) -> None:
         self.wid = wid
@@ -92,7 +91,7 @@ class Session:
     def was_cut_off(self) -> bool:
         return self._state.is_open
 
-    def saved(self, *, is_open: bool) -> bytes:
+    def encode_state(self, *, is_open: bool) -> bytes:
         boxes = {box: SavedTrack(*track.place, track.head_seq) for box, track in self.merge.tracks.items()}
         state = SessionState(
             boxes=boxes,
@@ -113,7 +112,7 @@ class SessionStore:
         return f"<SessionStore over {len(self._dispatch.links)} shards>"
 
     async def create(self, state: SessionState) -> str:
-        """A new session's name. Shards take turns; one that is away or full is passed over."""
+        """Create a session and return its name. Shards take turns; one that is down or full is skipped."""
         shards = len(self._dispatch.links)
         refusal: StreamsError = ShardUnavailable()
         for step in range(shards):
@@ -129,38 +128,37 @@ class SessionStore:
         raise refusal
 
     async def take(self, wid: str, owner: str = "", *, has_cursor: bool = False) -> Session:
-        """The session is this stream's from now on. Raises `NotFound` when there is none of that name,
-        `Forbidden` when another key made it, and `Busy` when its shard has just started and the client does
-        not say what it has had."""
+        """Take a session over for a new stream. Raises `NotFound` if it does not exist, `Forbidden` if
+        another key created it, and `Busy` if its shard has just started and the client sent no cursor."""
         if not (wid.startswith("wid_") and wid.isascii() and len(wid) <= _WID_CHARS_MAX):
-            raise NotFound("wid: this is not the name of a session; make one with POST /v0/watch")
-        given: dict[str, int | str] = {"owner": owner, "has_cursor": int(has_cursor)}
-        taken = _decode((await self._call(wire.OP_TAKE_SESSION, wid, given, b"")).body)
-        assert taken.state is not None
-        return Session(wid, taken.epoch, taken.state)
+            raise NotFound("wid: this is not the name of a session; create one with POST /v0/watch")
+        params: dict[str, int | str] = {"owner": owner, "has_cursor": int(has_cursor)}
+        reply = _decode((await self._call(wire.OP_TAKE_SESSION, wid, params, b"")).body)
+        assert reply.state is not None
+        return Session(wid, reply.epoch, reply.state)
 
     async def save(self, session: Session, *, is_open: bool) -> bool:
-        """Whether the session is still this stream's."""
-        kept = {"epoch": session.epoch}
+        """Save the cursors of a session. Returns False if a newer stream has taken it over."""
+        params = {"epoch": session.epoch}
         try:
             try:
-                state = session.saved(is_open=is_open)
-                await self._call(wire.OP_KEEP_SESSION, session.wid, kept, state)
-            except NotFound:  # its shard has started anew
-                state = session.saved(is_open=True)
-                await self._call(wire.OP_PUT_SESSION, session.wid, {**kept, "owner": session.owner}, state)
+                state = session.encode_state(is_open=is_open)
+                await self._call(wire.OP_KEEP_SESSION, session.wid, params, state)
+            except NotFound:  # its shard has restarted
+                state = session.encode_state(is_open=True)
+                await self._call(wire.OP_PUT_SESSION, session.wid, {**params, "owner": session.owner}, state)
         except SeqMismatch:
             return False
         return True
 
     def _name_on(self, shard: int) -> str:
-        """A name that this shard keeps. Takes as many tries as there are shards, more or less."""
+        """Return a random name that belongs to a shard. Takes about as many tries as there are shards."""
         while True:
             wid = f"wid_{secrets.token_urlsafe(_WID_BYTES)}"
             if self._dispatch.placement.shard_of(wid) == shard:
                 return wid
 
     async def _call(self, op: int, wid: str, more: Mapping[str, int | str], body: bytes) -> wire.Message:
-        given: dict[str, int | str] = {"ttl_ms": SESSION_TTL_MS, **more}
-        query = "&".join(f"{name}={value}" for name, value in given.items())
+        params: dict[str, int | str] = {"ttl_ms": SESSION_TTL_MS, **more}
+        query = "&".join(f"{name}={value}" for name, value in params.items())
         return await self._dispatch.to_owner(op, wire.RequestHead(wid, query), body)

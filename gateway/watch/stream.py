@@ -1,15 +1,15 @@
-"""Serves one watcher: first the backlog, box by box in turns, then the live feeds; with heartbeats.
+"""Serves one SSE or WebSocket subscription: first the backlog, box by box in turns, then the live feeds, with
+heartbeats.
 
-Most of a stream's life is spent asleep: feeds write into its sink from their own task. It wakes for backlog,
-for a peer that has fallen behind, and for heartbeats.
+A stream sleeps most of the time: feeds write into its sink from their own tasks. It wakes to read backlog,
+when its client has fallen behind, and to send heartbeats.
 
-Slow readers (v0 §7.3). A page is put only while nothing is unsent, so the buffer holds at most a page of
-backlog and one from a feed beyond what the kernel took, and a line for each box that was deleted. A peer that
-is behind leaves its feeds; when it has taken what was put, it reads on from the log, in pages as large as it
-asked for. After `stall_s` in which it took nothing it is told so, if it will hear it, and the stream ends.
-Streams that share a sink (a WebSocket has one for each box) take turns at reading their backlogs, so the
-bound is the same for all of them together.
-"""
+Slow clients (v0 §7.3). A page is put only when nothing is waiting to be sent. So the buffer holds at most one
+page of backlog, one page of a feed, and a line for each deleted box, beyond the buffer of the kernel. A
+client that falls behind leaves its feeds; when the buffer is empty, it catches up from the log, in pages of
+its own page size. A client that reads nothing for `stall_s` gets an error event, if it still reads, and the
+stream ends. Streams that share a sink (a WebSocket has one for each box) read their backlogs in turns, so the
+same bound holds for all of them together."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
 log = structlog.get_logger()
 
 STALL_S = 30.0
-#: A shard that does not answer one read of a backlog must not hold up the other boxes.
+#: Time limit of one backlog read: a shard that does not answer must not delay the other boxes.
 _READ_S_MAX = 5.0
-#: When to ask again: a shard that could not answer, a box for which there was no room among the feeds.
+#: Retry delay after a shard could not answer, and poll interval of a box without a feed.
 _RETRY_S, _POLL_S = 0.05, 1.0
 
 
-class Wording(Protocol):
-    """How events are written: as SSE, or as messages of a WebSocket."""
+class EventEncoder(Protocol):
+    """Encodes events: as SSE, or as messages of a WebSocket."""
 
     @property
     def key(self) -> object:
-        """Equal for streams whose events about one page read the same; None when no other's do."""
+        """Equal for streams that encode a page to the same text; None if no other stream does."""
 
     def event(self, name: bytes, data: bytes, id: bytes) -> bytes: ...
 
@@ -53,7 +53,7 @@ class Wording(Protocol):
     def heartbeat(self) -> bytes: ...
 
 
-class SseWording:
+class SseEncoder:
     key = "sse"
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -63,10 +63,10 @@ class SseWording:
         return sse.event(name, sse.one_value(data), id)
 
     def error(self, status: int, code: str, message: str, boxes: list[str]) -> bytes:
-        told: dict[str, object] = {"code": status, "error": message}
+        data: dict[str, object] = {"code": status, "error": message}
         if boxes:
-            told["boxes"] = boxes
-        return sse.event(b"error", orjson.dumps(told))
+            data["boxes"] = boxes
+        return sse.event(b"error", orjson.dumps(data))
 
     def heartbeat(self) -> bytes:
         return sse.heartbeat(self._now_ms())
@@ -78,20 +78,20 @@ class Stream:
         feeds: Feeds,
         merge: Merge,
         encoding: Encoding,
-        wording: Wording,
+        encoder: EventEncoder,
         *,
         heartbeat_ms: int,
         stall_s: float = STALL_S,
         turn: trio.Lock | None = None,
         owner: str = EVERYONE,
     ) -> None:
-        """`turn` is shared by all who share a sink."""
+        """Streams that share a sink share `turn`."""
         self.merge = merge
         self._owner = owner
         self._unread: UnsentCharge | None = None
         self._feeds = feeds
         self._encoding = encoding
-        self._wording = wording
+        self._encoder = encoder
         self._heartbeat_s = heartbeat_ms / 1000
         self._stall_s = stall_s
         self._turn = turn or trio.Lock()
@@ -104,23 +104,24 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream {self.merge!r}>"
 
-    # -- called by feeds and by whoever owns the stream; nothing here waits
+    # -- called by feeds and by the owner of the stream; nothing here blocks
 
     def end(self, message: str = "") -> None:
-        """Ends the stream soon; with a message, the reader is told why, and not to come back as it came."""
+        """End the stream soon. With a message, the client first gets an error event: reconnecting with the
+        same key or session will not help."""
         if not self._is_ending:
             self._is_ending = True
             if message:
-                self._ending = self._wording.error(410, "gone", message, [])
+                self._ending = self._encoder.error(410, "gone", message, [])
             self._awake.set()
 
-    def page_came(self, track: Track, page: Page) -> bool:
+    def on_page(self, track: Track, page: Page) -> bool:
         sink = self._sink
         assert sink is not None
         if track.has_passed(page) and not track.continues_with(page):
             return True
         if sink.unsent_bytes or self._is_ending or not track.continues_with(page):
-            self._fall_behind(track)
+            self._leave_feed(track)
             return False
         is_shared = self._put_page(track, page)
         if sink.unsent_bytes:
@@ -132,16 +133,16 @@ class Stream:
             self._awake.set()
         return True
 
-    def box_went(self, track: Track) -> None:
-        self._put_events(self.merge.box_gone(track))
+    def on_box_delete(self, track: Track) -> None:
+        self._put_events(self.merge.note_delete(track))
         self._awake.set()
 
-    def box_failed(self, track: Track, error: StreamsError) -> None:
+    def on_box_error(self, track: Track, error: StreamsError) -> None:
         self.merge.drop(track)
-        self._put(self._wording.error(STATUS_OF[error.code], error.code, error.message, [track.box]))
+        self._put(self._encoder.error(STATUS_OF[error.code], error.code, error.message, [track.box]))
         self._awake.set()
 
-    def _fall_behind(self, track: Track) -> None:
+    def _leave_feed(self, track: Track) -> None:
         self.merge.wait_turn(track)
         self._awake.set()
 
@@ -154,18 +155,18 @@ class Stream:
 
     def _put_events(self, events: list[Event]) -> None:
         for name, data, id, _ in events:
-            self._put(self._wording.event(name, data, id))
+            self._put(self._encoder.event(name, data, id))
 
     def _put_page(self, track: Track, page: Page) -> bool:
-        """Return True if other streams have put the same bytes, or may do so."""
+        """Put the events of a page. Returns True if other streams share the same bytes."""
         events = self.merge.take(track, page)
         if len(events) == 1 and events[0].is_shared:
-            key = self._wording.key
-            text = page.shared(key) if key is not None else None
+            key = self._encoder.key
+            text = page.text_of(key) if key is not None else None
             if text is None:
-                text = self._wording.event(events[0].name, events[0].data, self.merge.id())
+                text = self._encoder.event(events[0].name, events[0].data, self.merge.id())
                 if key is not None:
-                    page.share(key, text)
+                    page.keep_text(key, text)
             self._put(text)
             return key is not None
         self._put_events(events)
@@ -174,15 +175,15 @@ class Stream:
     # -- the stream's own task
 
     async def run(self, sink: Sink) -> None:
-        """Until `end`, a stall, or the peer's leaving (then it is cancelled)."""
+        """Serve until `end` or a stall. The caller cancels it when the client disconnects."""
         self._sink = sink
         self._unread = UnsentCharge(self._feeds.answers, self._owner, sink)
         self._put_at_s = trio.current_time()
         try:
             await self._serve(sink)
         except ClientStalled:
-            message = f"nothing was read for {self._stall_s:g} s; connect again to go on"
-            self._put(self._wording.error(408, "stalled", message, []))
+            message = f"the client read nothing for {self._stall_s:g} s; reconnect to continue"
+            self._put(self._encoder.error(408, "stalled", message, []))
         finally:
             self._unread.close()
             for track in self.merge.tracks.values():
@@ -206,23 +207,23 @@ class Stream:
                 await self._sleep()
             else:
                 async with self._turn:
-                    if sink.unsent_bytes:  # somebody else's, put while we waited for our turn
+                    if sink.unsent_bytes:  # another stream has put it while this one waited for its turn
                         await unread.wait_sent(self._stall_s)
                     await self._read(track, unread)
                 await trio.lowlevel.checkpoint()
 
     async def _sleep(self) -> None:
-        """Until woken, or a heartbeat or a retry is due."""
+        """Sleep until woken, or until a heartbeat or a retry is due."""
         until_s = self._put_at_s + self._heartbeat_s
         due_s = self.merge.next_due_s()
         with trio.CancelScope(deadline=until_s if due_s is None else min(until_s, due_s)):
             await self._awake.wait()
         self._awake = trio.Event()
         if trio.current_time() >= self._put_at_s + self._heartbeat_s:
-            self._put(self._wording.heartbeat())
+            self._put(self._encoder.heartbeat())
 
     async def _read(self, track: Track, unread: UnsentCharge) -> None:
-        """One page of a box's backlog; at its end the track goes over to the feed."""
+        """Read one page of a box's backlog. At the end of the backlog the track joins the feed."""
         page: Page | None = None
         try:
             with trio.move_on_after(_READ_S_MAX):
@@ -230,14 +231,14 @@ class Stream:
                 page = await self._feeds.read(track.box, self._encoding, track.place)
         except BoxNotFound:
             unread.close()
-            self._put_events(self.merge.box_gone(track))
+            self._put_events(self.merge.note_delete(track))
             self._go_live(track, has_moved=False)
             return
         except (Busy, Uncertain):
             pass
         except StreamsError as error:
             unread.close()
-            self.box_failed(track, error)
+            self.on_box_error(track, error)
             return
         if page is None:
             unread.close()
@@ -251,14 +252,14 @@ class Stream:
             self.merge.wait_turn(track)
 
     def _go_live(self, track: Track, *, has_moved: bool) -> None:
-        joined = self._feeds.join(self, track, self._encoding)
-        if joined:
+        is_following = self._feeds.join(self, track, self._encoding)
+        if is_following:
             self._put_events(self.merge.go_live(track))
-        elif joined is None:
+        elif is_following is None:
             self.merge.wait_turn(track, trio.current_time() + _POLL_S)
         elif has_moved:
             self.merge.wait_turn(track)
         else:
-            # We are where the feed is not, and reading again brings nothing: it has yet to hear that the box
-            # began another life, which it is told when that is on the disk.
+            # This track is ahead of the feed, and reading again brings nothing: the feed does not know the
+            # new generation of the box yet. The shard reports it when the change is durable.
             self.merge.wait_turn(track, trio.current_time() + _RETRY_S)

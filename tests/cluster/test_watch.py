@@ -341,8 +341,8 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
                     await trio.to_thread.run_sync(client.append, "popular", number)
                 await done.wait()
                 after = service.feeds.statistics()
-                worded = after.pages_worded - before.pages_worded
-                assert worded <= appends, "an append is worded once, or together with the next"
+                encoded = after.pages_encoded - before.pages_encoded
+                assert encoded <= appends, "an append is encoded once, or together with the next"
                 assert all(seqs == list(range(2, appends + 2)) for seqs in accounts)
             nursery.cancel_scope.cancel()
 

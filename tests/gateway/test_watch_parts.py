@@ -22,7 +22,7 @@ from gateway.requests.request import ClientStalled, Request
 from gateway.shards.links import Link
 from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
-from gateway.watch.page import ANOTHER_LIFE, Encoding, Page, Place
+from gateway.watch.page import OTHER_GENERATION, Encoding, Page, Place
 from gateway.watch.plan import plan_of_body
 from gateway.watch.service import PlainBody, SessionBody, Watch
 from streams.protocol import wire
@@ -105,14 +105,14 @@ def test_last_event_id_rewinds_and_advances_only_what_was_cut_off() -> None:
     def place_after(seq: int, *, life: int = 9, cut_off: bool = False, now: int = 9) -> Place:
         merge = Merge([Track("b", Place(5, 9))])
         told = cursors.decode_untrusted(cursors.encode([("b", Place(seq, life))]).decode(), "id")
-        assert merge.strangers(told) == ([] if life == 9 else ["b"])
-        merge.resume({**told, "unknown": cursors.Told(1)}, may_advance=cut_off, lives={"b": now})
+        assert merge.boxes_of_other_generations(told) == ([] if life == 9 else ["b"])
+        merge.resume({**told, "unknown": cursors.CursorEntry(1)}, may_advance=cut_off, generations={"b": now})
         return merge.tracks["b"].place
 
     assert place_after(3) == Place(3, 9)
     assert place_after(7) == Place(5, 9)
     assert place_after(7, cut_off=True) == Place(7, 9)
-    assert place_after(2, life=8) == Place(2, ANOTHER_LIFE)
+    assert place_after(2, life=8) == Place(2, OTHER_GENERATION)
     assert place_after(2, life=10, cut_off=True, now=10) == Place(2, 10)
 
 
@@ -181,7 +181,7 @@ class Stage:
     async def open(self, peer: Peer, *boxes: str) -> PlainBody:
         named = ",".join(f'"{box}":{{}}' for box in boxes or ("b",))
         plan = plan_of_body(f'{{"boxes":{{{named}}},"limit":2}}'.encode(), 128)
-        body = self.watch.opened(plan, await self.watch.look_at(plan, lenient=False))
+        body = self.watch.open_stream(plan, await self.watch.view_boxes(plan, lenient=False))
 
         async def serve() -> None:
             await body.run(peer)
@@ -216,7 +216,7 @@ async def test_many_watchers_of_a_box_are_one_feed_and_one_serialisation() -> No
         made.append(1)
         await trio.testing.wait_all_tasks_blocked()
         after = made.watch.feeds.statistics()
-        assert (after.feeds, after.pages_worded - before.pages_worded) == (1, 1)
+        assert (after.feeds, after.pages_encoded - before.pages_encoded) == (1, 1)
         assert after.pages_delivered - before.pages_delivered == 100
         assert all(seqs(peer.read()) == [1, 2] for peer in peers)
 
@@ -289,7 +289,7 @@ async def test_a_session_outlives_its_shard_and_its_stream(autojump_clock: objec
     """§7.2: a shard that is killed forgets its sessions. A stream that ends meanwhile brings its own back."""
     async with stage() as made:
         plan = plan_of_body(b'{"boxes":{"b":{}}}', 128)
-        wid = await made.watch.create_session(plan, await made.watch.look_at(plan, lenient=False))
+        wid = await made.watch.create_session(plan, await made.watch.view_boxes(plan, lenient=False))
         body, peer, scope = await made.watch.open_session(wid, None), Peer(), trio.CancelScope()
 
         async def serve() -> None:
@@ -322,7 +322,7 @@ async def test_a_stale_stream_of_another_gateway_cannot_put_its_session_over_tha
         other = Watch(dispatch_to([made.shard]), connections_max=0, node_bytes_max=128)
         await made.nursery.start(other.run, trio.Event())
         plan = plan_of_body(b'{"boxes":{"b":{}}}', 128)
-        wid = await made.watch.create_session(plan, await made.watch.look_at(plan, lenient=False))
+        wid = await made.watch.create_session(plan, await made.watch.view_boxes(plan, lenient=False))
 
         async def serve(watch: Watch, peer: Peer) -> SessionBody:
             body = await watch.open_session(wid, None)
@@ -374,7 +374,7 @@ async def test_a_client_without_a_cursor_gets_no_repeats_after_a_stale_stream_ha
     async with stage() as made:
         made.nursery.start_soon(keep_time, made)
         plan = plan_of_body(b'{"boxes":{"b":{}}}', 128)
-        wid = await made.watch.create_session(plan, await made.watch.look_at(plan, lenient=False))
+        wid = await made.watch.create_session(plan, await made.watch.view_boxes(plan, lenient=False))
         stale = await made.watch.sessions.take(wid)
         live, peer = await made.watch.open_session(wid, None), Peer()
 
@@ -456,7 +456,7 @@ async def test_an_error_of_one_box_ends_that_box_alone() -> None:
         named = '{"boxes":{"b":{},"other":{}},"consistency":"strong"}'
         plan = plan_of_body(named.encode(), 128)
         peer = Peer()
-        body = made.watch.opened(plan, await made.watch.look_at(plan, lenient=False))
+        body = made.watch.open_stream(plan, await made.watch.view_boxes(plan, lenient=False))
         made.nursery.start_soon(body.run, peer)
         await trio.testing.wait_all_tasks_blocked()
         peer.read()
@@ -500,6 +500,6 @@ async def test_a_feed_without_watchers_ends(autojump_clock: object) -> None:
 
 
 def test_the_encoding_is_what_the_shard_is_asked() -> None:
-    asked = Encoding(nodes=("n",), strong=True).asking("b", Place(3, 4, True), 5)
+    asked = Encoding(nodes=("n",), strong=True).request_head("b", Place(3, 4, True), 5)
     assert (asked.from_seq, asked.generation, asked.nodes, asked.wait_ms) == (3, 4, ("n",), 5)
     assert asked.strong and asked.awaits_box

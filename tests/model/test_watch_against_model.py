@@ -225,7 +225,7 @@ async def play(steps: list[Step], limit: int, clock: trio.testing.MockClock) -> 
             boxes = ",".join(f'"{box}":{starts}' for box in BOXES)
             body = f'{{"boxes":{{{boxes}}},"node":"{OWN_NODE}","limit":{limit}}}'
             plan = plan_of_body(body.encode(), 128)
-            views = await gateways.watch.look_at(plan, lenient=False)
+            views = await gateways.watch.view_boxes(plan, lenient=False)
             first_id = cursors.encode((box, Place(0, view.generation)) for box, view in views.items())
             wid = await gateways.watch.create_session(plan, views)
             clients.append(Client(gateways, wid, first_id.decode()))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from gateway.telemetry.metrics.metric import GATEWAYS, Metric, Sample, added_up
+from gateway.telemetry.metrics.metric import GATEWAYS, Metric, Sample, sum_histograms
 from gateway.telemetry.server_reports import Reports
 from streams.protocol.telemetry.reports import BudgetReport
 
 
 def _routes(reports: Reports) -> Iterator[Sample]:
-    """By route; the times of all gateways added up."""
+    """Add up the times of all gateways, by route."""
     for route in sorted({route for gateway in reports.gateways for route in gateway.routes}):
         times = [gateway.routes[route] for gateway in reports.gateways if route in gateway.routes]
-        yield (route,), added_up(times)
+        yield (route,), sum_histograms(times)
 
 
 def _statuses(reports: Reports) -> Iterator[Sample]:
@@ -33,7 +33,7 @@ def _budgets(counts: Callable[[BudgetReport], dict[str, int]]) -> Callable[[Repo
     return samples
 
 
-def _closed(reports: Reports) -> Iterator[Sample]:
+def _closed_connections(reports: Reports) -> Iterator[Sample]:
     for gateway in reports.gateways:
         for reason, count in gateway.connections_closed.items():
             yield (str(gateway.gateway), reason), count
@@ -66,7 +66,7 @@ GATEWAY_WORK: Final = (
         "counter",
         ("gateway", "reason"),
         "Connections that a gateway closed to protect others, by reason.",
-        _closed,
+        _closed_connections,
     ),
     Metric(
         "streams_http_requests_total",

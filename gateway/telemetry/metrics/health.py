@@ -1,4 +1,4 @@
-"""Metrics of what is wrong: processes that are away, damage, the cold store, keys, backups."""
+"""Metrics of problems: processes that do not answer, damage, the cold store, keys, backups."""
 
 from __future__ import annotations
 

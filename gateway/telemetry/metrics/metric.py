@@ -24,7 +24,7 @@ from streams.protocol.telemetry.reports import (
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
-#: Values of the labels, in the order of `Metric.labels`, and what was measured.
+#: Values of the labels, in the order of `Metric.labels`, and the measured value.
 Sample = tuple[Labels, int | float | HistogramFacts]
 Row = TypeVar("Row")
 
@@ -69,16 +69,16 @@ class Family(Generic[Row]):
 
 
 def processes_of(reports: Reports) -> Iterator[tuple[str, ProcessReport, PressureReport]]:
-    """Every process that has reported, by its name."""
+    """Yield every process that has reported, with its name."""
     for shard in reports.shards:
         yield f"shard-{shard.shard:02d}", shard.process, shard.pressure
     for gateway in reports.gateways:
         yield f"gateway-{gateway.gateway}", gateway.process, gateway.pressure
 
 
-def added_up(found: list[HistogramFacts]) -> HistogramFacts:
-    counts = tuple(map(sum, zip(*(each.counts for each in found), strict=True)))
-    return HistogramFacts(counts, sum(each.sum for each in found))
+def sum_histograms(histograms: list[HistogramFacts]) -> HistogramFacts:
+    counts = tuple(map(sum, zip(*(each.counts for each in histograms), strict=True)))
+    return HistogramFacts(counts, sum(each.sum for each in histograms))
 
 
 def _queue_rows(reports: Reports) -> Iterator[tuple[Labels, QueueRow]]:

@@ -1,4 +1,4 @@
-"""Metrics with the names of `s2 lite`, so that its charts and alerts go on.
+"""Metrics with the names of `s2 lite`, so that its charts and alerts keep working.
 
 They have no labels, as there: of all gateways or processes together.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.telemetry.metrics.metric import Metric, added_up, processes_of
+from gateway.telemetry.metrics.metric import Metric, processes_of, sum_histograms
 from gateway.telemetry.server_reports import Reports
 from streams.protocol.telemetry.histogram import HistogramFacts
 from streams.protocol.telemetry.reports import (
@@ -22,7 +22,7 @@ from streams.protocol.telemetry.reports import (
 
 def _s2(value: Callable[[S2Report], HistogramFacts]) -> Callable[[Reports], Any]:
     """Add up the histograms of all gateways."""
-    return lambda reports: [((), added_up([value(gateway.s2) for gateway in reports.gateways]))]
+    return lambda reports: [((), sum_histograms([value(gateway.s2) for gateway in reports.gateways]))]
 
 
 def _everyone(value: Callable[[ProcessReport], int | float]) -> Callable[[Reports], Any]:
@@ -31,9 +31,9 @@ def _everyone(value: Callable[[ProcessReport], int | float]) -> Callable[[Report
 
 
 def _first_start(reports: Reports) -> Any:
-    """When the process that has run for the longest was started."""
-    known = [process.started_s for _, process, _ in processes_of(reports) if process.started_s]
-    return [((), min(known, default=0))]
+    """Return the start time of the oldest process."""
+    start_times = [process.started_s for _, process, _ in processes_of(reports) if process.started_s]
+    return [((), min(start_times, default=0))]
 
 
 S2_LITE: Final = (

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.telemetry.metrics.metric import SHARDS, Metric, Sample, added_up
+from gateway.telemetry.metrics.metric import SHARDS, Metric, Sample, sum_histograms
 from gateway.telemetry.server_reports import Reports
 
 
 def _delivery(reports: Reports) -> Iterator[Sample]:
-    """By shard; what the gateways measured added up."""
+    """Add up the delivery times of all gateways, by shard."""
     for shard in range(reports.shards_total):
-        found = [gateway.delivery[shard] for gateway in reports.gateways if shard < len(gateway.delivery)]
-        if found:
-            yield (str(shard),), added_up(found)
+        histograms = [each.delivery[shard] for each in reports.gateways if shard < len(each.delivery)]
+        if histograms:
+            yield (str(shard),), sum_histograms(histograms)
 
 
 SHARD_WORK: Final = (

@@ -1,4 +1,4 @@
-"""Metrics of what a server stores: in all, and of the largest boxes, queues, groups and routers."""
+"""Metrics of the stored data: in total, and of the largest boxes, queues, groups and routers."""
 
 from __future__ import annotations
 
