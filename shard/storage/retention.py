@@ -30,7 +30,7 @@ from shard.storage.wal import WalFile
 
 
 class Retention:
-    """What the older and the newer snapshot need, in this order."""
+    """The needs of the older and the newer snapshot, in this order."""
 
     def __init__(self, needs_lsn: int) -> None:
         """`needs_lsn`: of the snapshot that recovery used, 0 if there was none."""

@@ -205,7 +205,7 @@ def test_a_restore_that_was_cut_short_is_not_served_and_can_be_repeated(tmp_path
     aside = segment.rename(target / "aside")
     back = str(tmp_path / "back")
     failed = streams("restore", str(target), "--data-dir", back)
-    assert failed.returncode == 2 and "there is nothing under this name" in failed.stderr
+    assert failed.returncode == 2 and "the object does not exist" in failed.stderr
     served = streams("serve", "--data-dir", back, "--port", "0")
     assert served.returncode == 2 and "run the same `streams restore` again" in served.stderr
     aside.rename(segment)

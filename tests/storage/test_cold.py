@@ -318,7 +318,7 @@ def test_keys_in_a_location_are_refused_and_not_repeated() -> None:
 def test_every_legal_location_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "someone")
     (tmp_path / "with space").mkdir()
-    assert repr(open_cold(f"{tmp_path}/", Disk())) == f"<FolderCold {tmp_path}: 0 being put>"
+    assert repr(open_cold(f"{tmp_path}/", Disk())) == f"<FolderCold {tmp_path}: 0 puts in progress>"
     assert repr(open_cold(f"file://{tmp_path}/with%20space", Disk())).startswith(
         f"<FolderCold {tmp_path}/with s"
     )

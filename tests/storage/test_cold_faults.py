@@ -193,7 +193,7 @@ def test_a_slow_server_is_waited_for_and_a_slower_one_is_not(
     proxy.heal()
     proxy.slow(20_000, method="GET")
     hasty = cold(bucket, request_timeout_s=10, deadline_s=0.6)
-    with pytest.raises(ColdUnavailable, match="no answer from s3://"):
+    with pytest.raises(ColdUnavailable, match="no response from s3://"):
         hasty.read(NAME, 0, len(CONTENT))
 
 

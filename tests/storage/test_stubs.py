@@ -169,9 +169,9 @@ def test_neither_is_taken_for_the_other_nor_for_one_of_another_name() -> None:
         with pytest.raises(Corrupt, match="the header is") as caught:
             read(FileSource(disk, f"{DIRECTORY}/{name}"))
         assert caught.value.offset == 0
-    with pytest.raises(Corrupt, match="the name is not that of a stub"):
+    with pytest.raises(Corrupt, match="this is not the name of a stub"):
         open_stub(segment)
-    with pytest.raises(Corrupt, match="the name is not that of a segment"):
+    with pytest.raises(Corrupt, match="this is not the name of a segment"):
         open_segment(stub)
 
 

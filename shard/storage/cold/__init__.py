@@ -1,16 +1,16 @@
-"""The cold store: files that never change again, kept by name where keeping is cheap.
+"""The cold store: immutable files, stored by name in a cheap folder or object store.
 
-base        what all kinds share: errors, names, measured sources
-folder      a folder, by way of the disk
-objects     an object store, by way of obstore
-locations   which of the two a location means
+base              errors, names and checksums that both kinds of store share
+folder            a store in a folder
+objects           a store in an object store, through obstore
+locations         opens the store at a location
 fault_recorder    counts failures
-ownership   one data directory owns a store, and others do not change it
+ownership         gives a store to one data directory; others do not change it
 
 Rules of all of them:
-  1. Every call may come from any thread and blocks it. None may come from a thread that runs an event loop.
-  2. No call holds more than a few pieces of a file beside what it returns.
-  3. After `ColdUnavailable` a put or a delete may still have happened, or may yet happen on the server.
+  1. Every call may come from any thread and blocks it. Never call it from a thread that runs an event loop.
+  2. No call holds more than a few pieces of a file in memory besides its result.
+  3. After `ColdUnavailable` a put or a delete may have happened, or may still happen on the server.
 
 Only `objects` imports obstore, which is slow to import.
 """

@@ -1,15 +1,15 @@
-"""What every cold store shares: its errors, its names, and how a source is measured while it is read.
+"""Defines the cold store interface: errors, names, and checksums of files that are stored.
 
     name      shard-00/segments/7/00000000000000000001-000000000012.seg
               folders have no dot; a file has one, and does not end in `.tmp`
 
-What goes wrong is one of three things, by whose move it is: `ColdUnavailable` (wait, then ask again),
-`ColdMissing` and `ColdDamaged` (look for another copy). Trouble with the *local* file that is to be put is
-none of them: it leaves as the `OSError` it is, or as `Corrupt` when its bytes are not those promised.
+There are three kinds of failure, by the reaction of the caller: `ColdUnavailable` (wait, then retry),
+`ColdMissing` and `ColdDamaged` (use another copy). Failures of the *local* file are none of them: they are
+raised as `OSError`, or as `Corrupt` if its bytes do not match the expected checksum.
 
 Invariants:
-  REPEATABLE  what is put can be read more than once: an attempt may have to be repeated.
-  EXACT_READ  a read returns as many bytes as were asked for, or raises.
+  REPEATABLE  a source of a put can be read more than once: an attempt may have to be repeated.
+  EXACT_READ  a read returns exactly the requested bytes, or raises.
   RANGES      offsets and lengths are not negative.
 """
 
@@ -23,7 +23,7 @@ from xxhash import xxh3_64
 
 from shard.storage.files import Buffer, Corrupt, DiskLike, read_chunks
 
-#: What is read from or written to a disk at once.
+#: Bytes per read or write of a disk.
 CHUNK_BYTES = 1 << 20
 
 _LEGAL = (
@@ -31,7 +31,7 @@ _LEGAL = (
     "az://container/prefix"
 )
 TEMPORARY = ".tmp"
-#: With `.tmp` behind it a part still fits the 255 bytes a file system allows; S3 allows 1,024 in all.
+#: With `.tmp` appended a part still fits the 255 bytes of a file system; S3 allows 1,024 in all.
 _PART_BYTES_MAX = 200
 _NAME_BYTES_MAX = 700
 FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -41,7 +41,7 @@ Chunks = Callable[[], Generator[Buffer, None, None]]
 
 
 class ColdConfigError(ValueError):
-    """The place that was configured cannot be a cold store."""
+    """The configured location cannot be a cold store."""
 
     def __init__(self, location: str, reason: str) -> None:
         self.location = location
@@ -50,7 +50,7 @@ class ColdConfigError(ValueError):
 
 
 class ColdError(Exception):
-    """Something about one name in the cold store."""
+    """A failure that concerns one name in the cold store."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
@@ -59,52 +59,58 @@ class ColdError(Exception):
 
 
 class ColdUnavailable(ColdError):
-    """The store cannot be used now, or not with these rights. What is stored there is not in question."""
+    """The store does not answer, or refuses access. This says nothing about the data in it."""
 
 
 class ColdMissing(ColdError):
     """The store answers, and has nothing under this name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, "there is nothing under this name")
+        super().__init__(name, "the object does not exist")
 
 
 class ColdDamaged(ColdError):
-    """What is stored under the name is not what was put there."""
+    """The stored object differs from the one that was put there."""
 
 
 class ColdStore(Protocol):
-    def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
-        """Store a local file, given by its path, or buffers that can be gone through more than once.
+    """The calls of a cold store."""
 
-        Returns when the copy is durable. `checksum` is the `xxh3_64` of all bytes, without a seed. To put a
+    def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
+        """Store a local file, by its path, or buffers that can be iterated more than once.
+
+        Returns when the copy is durable. `checksum` is the `xxh3_64` of all bytes, without a seed. Putting a
         name again with the same content is harmless; other content replaces it.
         """
 
     def create(self, name: str, content: bytes) -> bool:
-        """Store a few bytes unless something has this name; False if something has. Of two calls at once one
-        succeeds at most, if the store honours conditional writes. After `ColdUnavailable` look who did."""
+        """Store a few bytes unless the name exists; False if it does.
+
+        Of two concurrent calls at most one succeeds, if the store supports conditional writes. After
+        `ColdUnavailable`, read the name to see which call succeeded.
+        """
 
     def verify(self, name: str, *, size: int, checksum: int) -> None:
-        """Read all of it back; `ColdDamaged` unless size and checksum are these."""
+        """Read all of it back; `ColdDamaged` unless size and checksum match."""
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Exactly these bytes; `ColdDamaged` if the file ends before."""
+        """Return exactly these bytes; `ColdDamaged` if the file ends before."""
 
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each `(offset, length)`, in the order asked; near ones are fetched together."""
+        """Return the bytes of each `(offset, length)`, in order. Ranges close to each other are fetched
+        together."""
 
     def size(self, name: str) -> int | None: ...
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """All names under a folder ("a/b/", or "" for all), sorted. Each page is a call of its own."""
+        """Yield all names under a folder ("a/b/", or "" for all), sorted. Each page is a separate call."""
 
     def delete(self, name: str) -> None:
-        """After this the name is missing, whether or not it was before."""
+        """Delete the name. A missing name is no error."""
 
 
 class ColdSource:
-    """One file in the cold store, in the shape in which the reader of segments takes a local one."""
+    """One file in the cold store as a `Source`, so that segments are read as from a local file."""
 
     __slots__ = ("_size", "_store", "name")
 
@@ -120,17 +126,19 @@ class ColdSource:
         return self._size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Short only at the end, as it was when the file was put there."""
+        """Return `length` bytes, fewer only at the end of the file as it was put there."""
         return self._store.read(self.name, offset, max(0, min(length, self._size - offset)))
 
 
 class Measure(NamedTuple):
+    """Size and checksum of a file."""
+
     size: int
     checksum: int
 
 
 def measure(disk: DiskLike, path: str) -> Measure:
-    """What `put` and `verify` want to know of a local file."""
+    """Return size and checksum of a local file, for `put` and `verify`."""
     digest = xxh3_64()
     size = 0
     for chunk in read_chunks(disk, path, CHUNK_BYTES):
@@ -140,14 +148,15 @@ def measure(disk: DiskLike, path: str) -> Measure:
 
 
 class LocalFailure(Exception):
-    """The local disk failed while the source was read. Carries the error past those who translate theirs."""
+    """The local disk failed while a source was read. It carries the error past code that translates
+    errors."""
 
     def __init__(self, error: OSError) -> None:
         self.error = error
 
 
 class ColdBase:
-    """What both kinds share: names are checked, sources are measured while they are read."""
+    """Base of both kinds of store: checks names, and computes checksums while sources are read."""
 
     def __init__(self, disk: DiskLike) -> None:
         self._disk = disk
@@ -181,7 +190,7 @@ class ColdBase:
     def _chunks(
         self, name: str, source: str | Iterable[Buffer], expected_measure: Measure
     ) -> Generator[Buffer, None, None]:
-        """The bytes of a source; after the last of them `Corrupt`, unless they are those expected."""
+        """Yield the bytes of a source; then raise `Corrupt` unless size and checksum match."""
         where = source if isinstance(source, str) else name
         digest = xxh3_64()
         size = 0
@@ -212,14 +221,15 @@ def too_short(name: str, end: int) -> ColdDamaged:
 
 
 def check_name(name: str) -> None:
-    """Names are made by us, so a bad one is our mistake; but this mistake could leave the folder."""
+    """Raise `ValueError` for an invalid name. Names come from this server, but a bad one could leave the
+    folder."""
     if not is_name(name):
-        raise ValueError(f"{name!r} is not a name in the cold store")
+        raise ValueError(f"{name!r} is not a valid name in the cold store")
 
 
 def check_prefix(prefix: str) -> None:
     if prefix and not (prefix.endswith("/") and is_name(f"{prefix}x.x")):
-        raise ValueError(f"{prefix!r} is not a folder in the cold store; it has to end in a slash")
+        raise ValueError(f"{prefix!r} is not a folder in the cold store; it must end in a slash")
 
 
 def is_name(name: str) -> bool:

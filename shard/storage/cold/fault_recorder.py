@@ -1,7 +1,7 @@
-"""A cold store whose failures are counted.
+"""Wraps a cold store and records its failures.
 
-Only `ColdUnavailable` is a failure of the store. A file that is missing or damaged there is an answer, and
-the caller judges it.
+Only `ColdUnavailable` is a failure of the store. A missing or damaged file is a normal response, and the
+caller handles it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from shard.storage.files import Buffer
 
 
 class FaultRecordingCold:
+    """A cold store that reports failures and successes to `Faults`."""
+
     def __init__(self, store: ColdStore, faults: Faults) -> None:
         self._store = store
         self._faults = faults
@@ -56,6 +58,7 @@ class FaultRecordingCold:
 
     @contextmanager
     def _recording(self, operation: Operation) -> Iterator[None]:
+        """Record whether the calls inside fail."""
         try:
             yield
         except ColdUnavailable as error:

@@ -1,14 +1,14 @@
-"""A cold store in a folder, by way of the disk.
+"""A cold store in a folder.
 
 Rules of the file:
-  1. The folder must be there: it is often a mount, and its absence is not emptiness. It is never made.
-  2. A call can be no more patient than its disk: a hung mount hangs the call.
+  1. The folder must exist and is never created: it is often a mount, and a missing mount is no empty store.
+  2. A call has no timeout of its own: a hung mount hangs the call.
 
 Invariants:
-  WHOLE_OR_ABSENT  under a name there is nothing or everything: a file appears by rename after its bytes are
-                   durable, and not before size and checksum of what was read were found right.
+  WHOLE_OR_ABSENT  a name has no file or a complete one: a file appears by rename, after its bytes are durable
+                   and its size and checksum were verified.
   ONE_PUT_A_NAME   a temporary file has one writer. A second put of that name is refused until the first ends.
-  ONE_KIND         a name is never both a file and a folder: one has a dot, the other has none.
+  ONE_KIND         a name is never both a file and a folder: files have a dot, folders have none.
   INSIDE           no name leads out of the folder.
 """
 
@@ -37,18 +37,18 @@ from shard.storage.files import DiskLike, parent_of
 
 
 class FolderCold(ColdBase):
-    """Files below one folder, which must be there: it is often a mount, and its absence is not emptiness."""
+    """A cold store whose objects are files below one folder."""
 
     def __init__(self, folder: str, disk: DiskLike) -> None:
         super().__init__(disk)
         self._folder = folder
-        #: name -> a token of the thread that puts it; changed by single steps only.
+        #: name -> a token of the thread that puts it. Each change is one dict operation.
         self._putting: dict[str, object] = {}
-        #: Folders whose own names are known to be durable.
+        #: Folders whose names are durable.
         self._durable_folders: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<FolderCold {self._folder}: {len(self._putting)} being put>"
+        return f"<FolderCold {self._folder}: {len(self._putting)} puts in progress>"
 
     def verify(self, name: str, *, size: int, checksum: int) -> None:
         with self._translate_errors(name):
@@ -69,7 +69,7 @@ class FolderCold(ColdBase):
                 entries = self._disk.listdir(f"{self._folder}/{prefix}".rstrip("/"))
         except ColdMissing:
             return
-        # A folder sorts as its names do, with the slash: "a-b.seg" comes before what is in "a".
+        # A folder sorts with its slash, like the names in it: "a-b.seg" comes before "a/c.seg".
         for entry in sorted(entry if "." in entry else f"{entry}/" for entry in entries):
             if entry.endswith("/"):
                 if FOLDER_NAME.fullmatch(entry[:-1]):
@@ -83,18 +83,20 @@ class FolderCold(ColdBase):
             with self._translate_errors(name):
                 if self._disk.exists(path):
                     self._disk.unlink(path)
-                # What a crash has left of a put.
+                # A temporary file that a crash has left.
                 if name not in self._putting and self._disk.exists(path + TEMPORARY):
                     self._disk.unlink(path + TEMPORARY)
-                # Also if it was gone: an earlier call may have failed between the two.
+                # Also if the file was missing: an earlier call may have failed before its fsync.
                 self._disk.fsync_dir(parent_of(path))
                 self._drop_empty_folders(parent_of(path))
         except ColdMissing:
             pass
 
     def _drop_empty_folders(self, folder: str) -> None:
-        """Folders of which nothing is left, but for the topmost, which others share: between the making of a
-        folder and of a file in it nobody else may remove it."""
+        """Remove empty folders, except the topmost, which other writers share.
+
+        Between creating a folder and creating a file in it, nothing else may remove it.
+        """
         while parent_of(folder) != self._folder and folder != self._folder:
             assert folder.startswith(f"{self._folder}/"), "INSIDE"
             try:
@@ -107,7 +109,7 @@ class FolderCold(ColdBase):
     def _put(self, name: str, chunks: Chunks, size: int) -> None:
         own_token = object()
         if self._putting.setdefault(name, own_token) is not own_token:
-            raise ColdUnavailable(name, "another thread is putting it")
+            raise ColdUnavailable(name, "another thread is writing it")
         path = self._path(name)
         try:
             self._make_folders(name)
@@ -116,7 +118,7 @@ class FolderCold(ColdBase):
             self._disk.rename(path + TEMPORARY, path)
             self._disk.fsync_dir(parent_of(path))
         except OSError as error:
-            # Someone may have removed folders that we believe to be there; look again the next time.
+            # Another process may have removed a folder; check all of them again next time.
             self._durable_folders.clear()
             raise ColdUnavailable(name, str(error)) from error
         finally:
@@ -125,7 +127,7 @@ class FolderCold(ColdBase):
 
     def create(self, name: str, content: bytes) -> bool:
         path = self._path(name)
-        # Of this process and call alone: another server may be at the same at this moment.
+        # Unique to this call: another server may create the same name now.
         temporary = f"{path}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
             self._make_folders(name)
@@ -143,7 +145,8 @@ class FolderCold(ColdBase):
         return True
 
     def _write(self, path: str, chunks: Chunks) -> int:
-        """Make a durable file of the chunks; return its size. The next put overwrites what a crash leaves."""
+        """Write the chunks to a durable file; return its size. The next put overwrites the remains of a
+        crash."""
         disk = self._disk
         handle = disk.create(path)
         try:
@@ -160,14 +163,14 @@ class FolderCold(ColdBase):
         return offset
 
     def _drop_quietly(self, path: str) -> None:
-        """A full disk should not stay full of what failed. If even this fails, the first error tells more."""
+        """Remove a failed file, to free its space. If this fails too, the first error is the useful one."""
         try:
             self._disk.unlink(path)
         except OSError:
             pass
 
     def _make_folders(self, name: str) -> None:
-        """Make the folders of a name, from the top, so that each is durable before anything is in it."""
+        """Create the folders of a name, from the top, so that each is durable before it is used."""
         path = self._folder
         for part in name.split("/")[:-1]:
             assert "." not in part, "ONE_KIND"
@@ -200,6 +203,8 @@ class FolderCold(ColdBase):
         except (FileNotFoundError, NotADirectoryError):
             if self._disk.exists(self._folder):
                 raise ColdMissing(name) from None
-            raise ColdUnavailable(name, f"the folder {self._folder} is not there") from None
+            raise ColdUnavailable(
+                name, f"the folder {self._folder} does not exist; check that it is mounted"
+            ) from None
         except OSError as error:
             raise ColdUnavailable(name, str(error)) from error

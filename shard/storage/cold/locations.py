@@ -1,9 +1,9 @@
 """Opens the cold store at a location.
 
-open_cold("/mnt/archive", disk)           a folder                  FolderCold, by way of the disk
-open_cold("file:///mnt/archive", disk)    the same
-open_cold("s3://bucket/prefix", disk)     an object store           ObjectCold, by way of obstore
-open_cold("gs://bucket/prefix", disk)     keys and endpoint are those of the environment
+open_cold("/mnt/archive", disk)           a folder                  FolderCold
+open_cold("file:///mnt/archive", disk)    the same folder
+open_cold("s3://bucket/prefix", disk)     an object store           ObjectCold, through obstore
+open_cold("gs://bucket/prefix", disk)     keys and endpoint come from the environment
 open_cold("az://container/prefix", disk)  (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)
 """
 
@@ -19,22 +19,22 @@ _SCHEMES = ("s3", "gs", "az")
 
 
 def open_cold(location: str, disk: DiskLike) -> ColdStore:
-    """The store at `location`. A folder is looked for; an object store is not asked anything yet."""
+    """Open the store at `location`. A folder must exist; an object store is not contacted yet."""
     scheme, separator, rest = location.partition("://")
     if separator and scheme in _SCHEMES:
-        from shard.storage.cold.objects import ObjectCold  # brings obstore along, slow to import
+        from shard.storage.cold.objects import ObjectCold  # imports obstore, which is slow
 
         return ObjectCold(location, disk)
     if separator and scheme != "file":
-        raise ColdConfigError(location, f"{scheme}:// is not a kind of store it can be")
+        raise ColdConfigError(location, f"{scheme}:// is not supported")
     if separator and not rest.startswith("/"):
         raise ColdConfigError(location, "a file URL has three slashes and then an absolute path")
     folder = (unquote(rest) if separator else location).rstrip("/")
     if not folder:
-        raise ColdConfigError(location, "it names no folder")
+        raise ColdConfigError(location, "it does not name a folder")
     try:
         disk.listdir(folder)
     except OSError as error:
-        # The folder is never made: if it is where another disk should be mounted, it would hide that.
+        # The folder is never created: it would hide that a disk is not mounted there.
         raise ColdConfigError(location, f"the folder cannot be read ({error.strerror})") from error
     return FolderCold(folder, disk)

@@ -1,17 +1,16 @@
-"""A cold store in an object store, by way of obstore.
+"""A cold store in an object store, through obstore.
 
 Rules of the file:
-  1. A call ends within its deadline whatever the network or the library does, and a repeat is always safe.
-  2. No call holds more than a few pieces of `PIECE_BYTES` beside what it returns.
-  3. The library is asked for one range at a time: its own reading of many panics when an object has shrunk.
+  1. Every call ends within its deadline, whatever the network or the library does, and may be repeated.
+  2. No call holds more than a few pieces of `PIECE_BYTES` in memory besides its result.
+  3. The library is asked for one range at a time: its multi-range read panics when an object has shrunk.
 
 Invariants:
-  WHOLE_OR_ABSENT  under a name there is nothing or everything: an object appears by one request or by the
-                   completion of its upload, and not before size and checksum of what was read were found
-                   right.
-  PIECES           an upload has no more parts than a store takes.
-  RUNS_COVER       the ranges that are fetched cover those that were asked for, and do not overlap.
-  DEADLINE         parts that are sent at once fit into a request's time, and a request into a call's.
+  WHOLE_OR_ABSENT  a name has no object or a complete one: an object appears by one request or by the
+                   completion of its upload, after the size and checksum of its source were verified.
+  PIECES           an upload has no more parts than a store accepts.
+  RUNS_COVER       the fetched ranges cover the requested ones, and do not overlap.
+  DEADLINE         parts that are sent at once fit into a request's timeout, and a request into a call's.
 """
 
 from __future__ import annotations
@@ -53,32 +52,33 @@ from shard.storage.cold.base import (
 )
 from shard.storage.files import Buffer, DiskLike
 
-#: What one request carries at most. S3 wants 5 MiB or more in each part but the last, and takes 10,000 parts.
+#: The most bytes of one request. S3 requires 5 MiB or more in each part except the last, and accepts 10,000
+#: parts.
 PIECE_BYTES = 8 << 20
 PIECES_MAX = 10_000
-#: Parts that are sent at once: two fill a gigabit link and hold three pieces, one being filled, in memory.
+#: Parts that are sent at once: two fill a gigabit link and need three pieces in memory, one being filled.
 UPLOADS_MAX = 2
-#: Ranges that are asked for at once.
+#: Ranges that are requested at once.
 FETCHES_MAX = 4
-#: Bytes between two ranges that are read for nothing rather than asked around: a round trip to an object
-#: store takes some 20 ms, in which this much arrives at 12 MB/s.
+#: Two ranges with a smaller gap are fetched as one: a round trip to an object store takes about 20 ms, in
+#: which this much arrives at 12 MB/s.
 GAP_BYTES_MAX = 256 << 10
-#: Names in one page of a listing; no store gives more.
+#: Names in one page of a listing; no store returns more.
 NAMES_PER_PAGE = 1000
 
 #: Two lost SYNs cost three seconds, a TLS handshake well under one.
 CONNECT_TIMEOUT_S = 5.0
-#: All parts under way must fit at the least rate we put up with: two of 8 MiB take 16 s at 1 MiB/s.
+#: All parts in flight must fit at the minimum rate: two of 8 MiB take 16 s at 1 MiB/s.
 REQUEST_TIMEOUT_S = 20.0
-#: A request that hung can be given up and asked again once. More than a reader would wait for an answer.
+#: Long enough to give up a hung request and repeat it once. A reader would not wait longer.
 DEADLINE_S = 30.0
-#: Calls that move much are given a second more for each of these.
+#: The deadline grows by one second for each of these bytes.
 BYTES_PER_S_MIN = 1 << 20
-#: Times the library repeats one request, and times we repeat all of a call. The library does not repeat
-#: everything that may be: not a listing that breaks off, nor a delete whose answer was lost.
+#: Retries of one request by the library, and attempts of a whole call. The library does not retry
+#: everything: not a listing that breaks off, nor a delete whose response was lost.
 REQUEST_RETRIES_MAX = 4
 ATTEMPTS_MAX = 3
-#: The first pause between two tries; each is twice as long as the one before, up to the second figure.
+#: The first delay between two attempts; it doubles up to the maximum.
 BACKOFF_S = 0.1
 BACKOFF_S_MAX = 2.0
 
@@ -90,13 +90,13 @@ T = TypeVar("T")
 
 
 class ObjectCold(ColdBase):
-    """Objects below one prefix of one bucket.
+    """A cold store whose objects are below one prefix of one bucket.
 
-    obstore retries single requests and streams that break off; we repeat whole calls, which are safe to
-    repeat, and hold both under one deadline. The deadline is why its asynchronous half is used, in an event
-    loop that lives as long as the call (a fraction of a millisecond): a call there can be cancelled, and then
-    nothing of it is left behind in a thread. What was uploaded of a file whose upload was cancelled stays in
-    the bucket, unseen, until the bucket's own rule for unfinished uploads removes it.
+    obstore retries single requests and broken streams; this class repeats whole calls, which is safe, and
+    applies one deadline to both. The deadline is the reason for its asynchronous API, in an event loop that
+    lives as long as the call (a fraction of a millisecond): such a call can be cancelled, and then no thread
+    goes on with it. The parts of a cancelled upload stay in the bucket, invisible, until the bucket's
+    lifecycle rule for incomplete uploads removes them.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class ObjectCold(ColdBase):
             self._store = from_url(
                 self._url,
                 client_options={
-                    # Whether to use TLS is said by the endpoint's scheme. To give any option here makes
-                    # obstore ignore those of the environment, AWS_ALLOW_HTTP among them.
+                    # The endpoint's scheme decides about TLS. Any option here makes obstore ignore the
+                    # environment's, AWS_ALLOW_HTTP among them.
                     "allow_http": True,
                     "connect_timeout": timedelta(seconds=connect_timeout_s),
                     "timeout": timedelta(seconds=request_timeout_s),
@@ -192,7 +192,7 @@ class ObjectCold(ColdBase):
                 await put(mode="create")
             except (AlreadyExistsError, PreconditionError):
                 return False
-            except NotSupportedError:  # such a store cannot decide which call was first
+            except NotSupportedError:  # this store cannot decide which call was first
                 await put()
             return True
 
@@ -217,8 +217,8 @@ class ObjectCold(ColdBase):
                 except FileNotFoundError as error:
                     if _is_bucket_missing(error):
                         raise
-                    # The completion took effect, its answer was lost, and the repeat found no upload.
-                    raise ColdUnavailable(name, "the server has lost the upload") from error
+                    # The completion took effect, its response was lost, and the retry found no upload.
+                    raise ColdUnavailable(name, "the server does not know the upload any more") from error
 
         self._call(name, attempt, moved_bytes=size)
 
@@ -253,13 +253,13 @@ class ObjectCold(ColdBase):
         try:
             return (await obstore.head_async(self._store, name))["size"]
         except FileNotFoundError:
-            # An answer to HEAD has no body, so it cannot tell a missing object from a missing bucket.
+            # A response to HEAD has no body, so a missing bucket looks like a missing object.
             await obstore.get_range_async(self._store, name, start=0, length=1)
             raise
 
     async def _page(self, prefix: str, *, after: str | None) -> list[str]:
-        # No name is kept for the listing: a request that is under way must be dropped by the library's own
-        # thread, when the call is cancelled. Dropped by ours it panics.
+        # The listing has no local variable: when the call is cancelled, the library's own thread must drop
+        # the request. If this thread drops it, the library panics.
         listing = partial(obstore.list, self._store, prefix or None, offset=after, chunk_size=NAMES_PER_PAGE)
         try:
             page = await listing().__anext__()
@@ -275,19 +275,19 @@ class ObjectCold(ColdBase):
     async def _run_with_deadline(
         self, name: str, attempt: Callable[[], Awaitable[T]], deadline_s: float
     ) -> T:
-        """Try until the deadline, and say in our own words what went wrong."""
+        """Run attempts until the deadline, and translate errors of the library."""
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._retry(attempt)
         except TimeoutError:
-            raise ColdUnavailable(name, f"no answer from {self._url} within {deadline_s:.3g} s") from None
+            raise ColdUnavailable(name, f"no response from {self._url} within {deadline_s:.3g} s") from None
         except FileNotFoundError as error:
             if _is_bucket_missing(error):
-                raise ColdUnavailable(name, f"the bucket of {self._url} is not there") from error
+                raise ColdUnavailable(name, f"the bucket of {self._url} does not exist") from error
             raise ColdMissing(name) from None
         except BaseError as error:
             if _status(error) == 416:
-                raise ColdDamaged(name, "it ends before the bytes that were asked for") from error
+                raise ColdDamaged(name, "the object ends before the requested bytes") from error
             raise ColdUnavailable(name, _first_line(error)) from error
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -299,25 +299,26 @@ class ObjectCold(ColdBase):
                 pass
             except GenericError as error:
                 if 400 <= _status(error) < 500:
-                    raise  # The same question will get the same answer.
-            # Shards that failed together should not come back together.
+                    raise  # a retry would get the same response
+            # Jitter: shards that failed together should not retry together.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
         return await attempt()
 
 
 async def _as_async(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
-    """Read in our thread and our loop: when the call is over, so is the reading."""
+    """Yield the buffers asynchronously. They are read in this thread and loop, so reading ends with the
+    call."""
     for buffer in buffers:
         yield buffer
 
 
 def _runs(ranges: Sequence[tuple[int, int]], *, piece_bytes: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """What to fetch for these ranges as (start, end), and for each range the number of its run.
+    """Return the (start, end) to fetch for these ranges, and for each range the number of its run.
 
     ranges    |--a--|   |-b-|                          |--c--|
     runs      |------ 0 ----|                          |- 1 -|
-                     gap <= GAP_BYTES_MAX, and a run that is joined is no longer than a piece
+                     gap <= GAP_BYTES_MAX, and a joined run is no longer than a piece
     """
     runs: list[tuple[int, int]] = []
     run_of = [0] * len(ranges)
@@ -344,13 +345,15 @@ def _check_url(url: str) -> None:
     except ValueError as error:
         raise ColdConfigError(url, str(error)) from error
     if "@" in parts.netloc:
-        raise ColdConfigError(f"{parts.scheme}://…", "keys belong in the environment, not in the URL")
+        raise ColdConfigError(
+            f"{parts.scheme}://…", "the URL contains credentials; put them into the environment"
+        )
     if not parts.netloc or parts.query or parts.fragment:
-        raise ColdConfigError(url, "it has to be a bucket and a prefix, and nothing else")
+        raise ColdConfigError(url, "the URL must be a bucket and a prefix, and nothing else")
 
 
 def _status(error: BaseError) -> int:
-    """The HTTP status in a message of the library, which has no field for it; 0 if there is none."""
+    """Return the HTTP status in a message of the library, which has no field for it; 0 if there is none."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else 0
 

@@ -1,21 +1,21 @@
-"""The owner of a cold store: one data directory, named by a mark in the store.
+"""Assigns a cold store to one data directory, by an owner file in the store.
 
     owner.json    {"format": 1, "server": "1700000000000123456789", "host": "db1", "data_dir": "/data",
                    "since_ms": 1700000000000}
 
-A server claims a store that has no mark, and refuses one whose mark names another server. `streams takeover`
-replaces the mark: for a restored server, or when the machine of the owner is gone.
+A server claims a store that has no owner file, and refuses one that names another server. `streams takeover`
+replaces the file: for a restored server, or when the machine of the owner is gone.
 
-    start       supervisor ─► [shard.offline.claim_cold] ─► claim ─► another server's: exit code 2
-    then        each shard looks again before it changes anything there, at most every `CHECK_S`
+    start       supervisor ─► [shard.offline.claim_cold] ─► claim ─► owned by another server: exit code 2
+    then        each shard checks again before it changes the store, at most every `CHECK_S`
 
-So a server that starts while its store is away checks when the store is back, and a server whose store was
-taken over stops changing it within `CHECK_S`. Until then both may write: the mark is no fence.
+So a server that starts while its store does not answer checks later, and a server whose store was taken over
+stops changing it within `CHECK_S`. Until then both may write: the owner file is no fence.
 
 Rules of the file
-- Reading needs no ownership: what another server has put there does no harm to those who read it.
-- Nothing is deleted because of a mark. Names of segments hold the server (`storage/segments/store.py`), so a
-  take-over by mistake is undone by another one.
+- Reading needs no ownership: reads cannot harm another server.
+- Nothing is deleted because of an owner file. Names of segments hold the server
+  (`storage/segments/store.py`), so a second takeover undoes a mistaken one.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from shard.storage.files import Buffer
 MARK: Final = "owner.json"
 FORMAT: Final = 1
 
-#: How long a shard relies on the last look at the mark. A look is one small request.
+#: A check of the owner file is valid for this long. A check is one small request.
 CHECK_S: Final = 5.0
 
-#: A claim that finds the mark gone again, or lost a race to one that is gone, tries so often.
+#: Attempts of a claim, in case the owner file disappears again.
 _TRIES: Final = 3
 _MARK_BYTES_MAX: Final = 65_536
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A data directory, and where it was when it claimed the store."""
+    """A data directory, and its location when it claimed the store."""
 
     server: str
     host: str = ""
@@ -57,41 +57,41 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def read_owner(store: ColdStore) -> Owner | None:
-    """The owner that the mark names; None if there is no mark. Raises `ColdDamaged` if it cannot be read."""
+    """Return the owner in the owner file; None if there is no file. Raises `ColdDamaged` if it is not
+    readable."""
     size = store.size(MARK)
     if size is None:
         return None
     if size > _MARK_BYTES_MAX:
-        raise ColdDamaged(MARK, f"it is {size} bytes long, and no mark of an owner")
+        raise ColdDamaged(MARK, f"it is {size} bytes long, so it is not an owner file")
     try:
         return msgspec.json.decode(store.read(MARK, 0, size), type=Owner)
     except msgspec.DecodeError as error:
-        raise ColdDamaged(MARK, f"it is no mark of an owner ({error})") from error
+        raise ColdDamaged(MARK, f"it is not an owner file ({error})") from error
 
 
 def claim(store: ColdStore, owner: Owner) -> Owner:
-    """Claim a store that has no owner. Returns the owner it has now: this one, or another."""
+    """Claim a store that has no owner. Returns the owner it has now: this server or another."""
     for _ in range(_TRIES):
         current_owner = read_owner(store)
         if current_owner is not None:
             return current_owner
-        # Whether it was created or not, the next look says who owns it: an answer may have been lost, and
-        # some stores create twice.
+        # Read it again in any case: a response may have been lost, and some stores create twice.
         store.create(MARK, msgspec.json.encode(owner))
     current_owner = read_owner(store)
     if current_owner is None:
-        raise ColdUnavailable(MARK, "it was created, and is not there")
+        raise ColdUnavailable(MARK, "it was created, but it does not exist")
     return current_owner
 
 
 def take_over(store: ColdStore, owner: Owner) -> None:
-    """Make this server the owner, in the place of any other."""
+    """Make this server the owner, in place of any other."""
     content = msgspec.json.encode(owner)
     store.put(MARK, [content], size=len(content), checksum=xxh3_64_intdigest(content))
 
 
 class OwnedCold:
-    """A cold store that is changed only while its mark names this server."""
+    """A cold store that refuses changes unless its owner file names this server."""
 
     def __init__(
         self, store: ColdStore, owner: Owner, *, clock: Callable[[], float] = time.monotonic
@@ -99,7 +99,7 @@ class OwnedCold:
         self._store = store
         self._owner = owner
         self._clock = clock
-        #: The last look is good until then. Threads may look at once: each gets the same answer.
+        #: The last check is valid until then. Threads may check at once: each gets the same result.
         self._checked_until = float("-inf")
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Sealed segments: batches of one box in one file that is written once, read at random, and dropped whole.
 
     segments/7/00000000000000000001-000000000012.seg    box generation 7, from seq 1 on, segment serial 12
-    segments/7/00000000000000004711-000000000013.stub   what must be known of one that is kept elsewhere
+    segments/7/00000000000000004711-000000000013.stub   the index of a segment in the cold store
     segments/7/00000000000000004711-000000000015.tmp    being written, or left by a crash (also .stub.tmp)
 
     segment     header · batch · batch · … · batch index · tag block · … · tag directory · footer
@@ -9,18 +9,18 @@
 
     batch       the bytes of `Batch.to_parts`, then zeros up to a multiple of eight
 
-Every batch begins at a multiple of eight. Every checksum is seeded with the generation; that of a batch or
-tag block covers its zeros too.
+Every batch begins at a multiple of eight. Every checksum is seeded with the generation. The checksum of a
+batch or tag block also covers its zeros.
 
 index         names, header, batch index and footer
-tags          tag blocks and directory: reading them; tag_writer builds them
+tags          reads tag blocks and their directory; tag_writer builds them
 writer        makes a segment or a stub durable
 reader        reads batches, verifies a whole file
-store         all segments of a shard: where each one is, and reading from it
-small_steps   sorts and copies without holding up the event loop
+store         all segments of a shard: locates them and reads from them
+small_steps   sorts and copies without blocking the event loop
 
-`storage/sources.py` is how any of it is read, from this disk or the cold store. Segments and stubs are
-handled through this package; `store` is imported by itself, because it knows the core.
+All reads go through `storage/sources.py`, from this disk or the cold store. Import segments and stubs from
+this package; import `store` by itself, because it knows the core.
 """
 
 from shard.storage.segments.index import (

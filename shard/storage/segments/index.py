@@ -1,7 +1,7 @@
-"""What must be known of a segment to read from it: its name, its index, and the bytes that hold the index.
+"""Defines the names of segments and stubs, and reads and encodes their index.
 
     segments/7/00000000000000000001-000000000012.seg    box generation 7, from seq 1 on, segment serial 12
-    segments/7/00000000000000004711-000000000013.stub   the index of one that is kept elsewhere
+    segments/7/00000000000000004711-000000000013.stub   the index of a segment in the cold store
 
     segment     header · batches · batch index · tag index · footer
     stub        header · batch index · footer
@@ -18,17 +18,17 @@
                 80           84     88           96      120       128
                 | tag blocks | tags | file bytes | 0 …   | xxh3_64 |
 
-Integers are little-endian; checksums are seeded with the generation, that of header and footer covers all
-before it. A stub has a magic of its own; its batch index and footer are those of the segment, byte for byte,
-so offsets and file bytes are the segment's.
+Integers are little-endian. Checksums are seeded with the generation; those of header and footer cover all
+bytes before them. A stub has a magic of its own. Its batch index and footer are copies of the segment's, byte
+for byte, so offsets and file bytes refer to the segment.
 
 Rules of the file:
-  1. No file is written here, and no batch read.
-  2. Bytes are verified before anything in them is believed.
+  1. This file writes no file and reads no batch.
+  2. Bytes are verified before they are used.
 
 Invariants:
-  SIZES          header, footer and an entry of the batch index have the sizes that the layout gives them.
-  COLUMNS_EVEN   the columns of the batch index have one entry for each batch.
+  SIZES          header, footer and index entry have the sizes of the layout.
+  COLUMNS_EVEN   each column of the batch index has one entry per batch.
   PARTS_IN_ORDER batches, batch index, tag index and footer follow each other, then the file ends.
 """
 
@@ -77,12 +77,12 @@ assert HEADER_BYTES == 64 and FOOTER_BYTES == 128 and INDEX_ENTRY_BYTES == 52, "
 
 
 def segment_name(*, generation: int, first_seq: int, serial: int) -> str:
-    """The name of a segment inside the segments directory."""
+    """Return the name of a segment inside the segments directory."""
     return f"{generation}/{first_seq:020d}-{serial:012d}.seg"
 
 
 def stub_name(*, generation: int, first_seq: int, serial: int) -> str:
-    """The name of a segment's stub, which is beside where the segment was."""
+    """Return the name of a segment's stub, in the folder of the segment."""
     return f"{generation}/{first_seq:020d}-{serial:012d}.stub"
 
 
@@ -93,7 +93,7 @@ class _NameParts(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is different between a segment and a stub."""
+    """The differences between a segment and a stub."""
 
     label: str
     suffix: str
@@ -106,7 +106,7 @@ STUB = Kind("stub", ".stub", b"streams\x48", stub_name)
 
 
 def _parse_name(name: str, kind: Kind) -> _NameParts | None:
-    """What the last two steps of a path say, or None if they are not those of a segment or stub."""
+    """Parse the last two parts of a path; None if they are not the name of a segment or stub."""
     generation, _, file = "/".join(name.split("/")[-2:]).partition("/")
     numbers = (generation, *file.removesuffix(kind.suffix).split("-"))
     if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
@@ -116,12 +116,12 @@ def _parse_name(name: str, kind: Kind) -> _NameParts | None:
 
 
 def list_segments(disk: DiskLike, directory: str) -> list[str]:
-    """The names of all segments by generation and seq, those nobody refers to included."""
+    """Return the names of all segments by generation and seq, unreferenced ones included."""
     return _list(disk, directory, SEGMENT)
 
 
 def list_stubs(disk: DiskLike, directory: str) -> list[str]:
-    """The names of all stubs in the same order, those nobody refers to included."""
+    """Return the names of all stubs by generation and seq, unreferenced ones included."""
     return _list(disk, directory, STUB)
 
 
@@ -131,7 +131,8 @@ def _list(disk: DiskLike, directory: str, kind: Kind) -> list[str]:
 
 
 def remove_leftovers(disk: DiskLike, directory: str) -> list[str]:
-    """Drop what writes that did not end have left. No write may be going on; gives the names that went."""
+    """Remove the temporary files of unfinished writes, and return their names. No write may be in
+    progress."""
     leftovers = [name for name in _names(disk, directory) if name.endswith(".tmp")]
     for name in leftovers:
         disk.unlink(f"{directory}/{name}")
@@ -139,8 +140,8 @@ def remove_leftovers(disk: DiskLike, directory: str) -> list[str]:
 
 
 def remove_segment(disk: DiskLike, directory: str, name: str) -> None:
-    """Drop a segment or a stub durably. One that is gone already is no error: a crash may come before that is
-    noted."""
+    """Remove a segment or a stub durably. A missing file is no error: a crash may come between the removal
+    and its record."""
     path = f"{directory}/{name}"
     if disk.exists(path):
         disk.unlink(path)
@@ -149,7 +150,7 @@ def remove_segment(disk: DiskLike, directory: str, name: str) -> None:
 
 
 def list_folders(disk: DiskLike, directory: str) -> Iterator[tuple[str, list[str]]]:
-    """(folder, the names in it) for each box that has, or had, a file here."""
+    """Yield (folder, names in it) for each box that has, or had, a file here."""
     if disk.exists(directory):
         for generation in disk.listdir(directory):
             if generation.isdigit():
@@ -163,19 +164,19 @@ def _names(disk: DiskLike, directory: str) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------------
-# The index that is kept in memory
+# The index in memory
 
 
 class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that must be known of a segment to read from it: 52 bytes a batch. Batches are meant by index."""
+    """The index of a segment: 52 bytes per batch. Methods refer to a batch by its position."""
 
     generation: int
     serial: int
-    #: The seqs of the first and the last record; there may be holes between batches.
+    #: The seqs of the first and the last record. There may be holes between batches.
     first_seq: int
     last_seq: int
     records: int
-    #: Bytes of all records, commas not counted.
+    #: Bytes of all records, without commas.
     record_bytes: int
     file_bytes: int
     directory: TagDirectory
@@ -184,9 +185,9 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     checksums: array[int]
     first_times: array[int]
     last_times: array[int]
-    #: Bytes of each batch in the file, the zeros behind it not counted.
+    #: Bytes of each batch in the file, without the zeros after it.
     lengths: array[int]
-    #: Records of each batch, and their bytes, commas not counted.
+    #: Number of records of each batch, and their bytes without commas.
     counts: array[int]
     sizes: array[int]
 
@@ -210,31 +211,32 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def piece_table(self) -> PieceTable:
-        """Where the batches are."""
+        """The offsets, lengths and checksums of the batches."""
         return PieceTable(self.offsets, self.lengths, self.checksums)
 
     @property
     def batches_end(self) -> int:
-        """Where the batches end in the file and the batch index begins."""
+        """The offset where the batches end and the batch index begins."""
         return self.piece_table.end(-1)
 
     def at(self, seq: int) -> int | None:
-        """Which batch holds `seq`; None if it is outside or in a hole."""
+        """Return the position of the batch that holds `seq`; None if there is none."""
         at = bisect_right(self.first_seqs, seq) - 1
         return at if at >= 0 and seq < self.first_seqs[at] + self.counts[at] else None
 
     def from_seq(self, seq: int) -> int:
-        """The first batch that holds `seq` or a later one; `len` when there is none."""
+        """Return the position of the first batch that holds `seq` or a later one; `len` if there is none."""
         at = bisect_right(self.first_seqs, seq) - 1
         return at if at >= 0 and seq < self.first_seqs[at] + self.counts[at] else at + 1
 
     def from_ts(self, ts: int) -> int:
-        """The first batch with a record whose `$ts` is at least `ts`; `len` when there is none."""
+        """Return the position of the first batch with a record whose `$ts` is at least `ts`; `len` if there
+        is none."""
         return bisect_left(self.last_times, ts)
 
 
 # ---------------------------------------------------------------------------------------------------
-# Its bytes
+# Encoding and decoding
 
 
 def encode_header(kind: Kind, generation: int, serial: int, first_seq: int) -> bytes:
@@ -272,25 +274,25 @@ def encode_footer(index: SegmentIndex, columns: bytes) -> bytes:
 
 
 def digest_of(index: SegmentIndex) -> int:
-    """A number for the whole content: the footer's checksum covers those of index and tags, which cover the
-    rest."""
+    """Return a digest of the whole content: the footer's checksum covers the checksums of index and tags,
+    which cover the rest."""
     return int(_U64.unpack(encode_footer(index, encode_columns(index))[-_U64.size :])[0])
 
 
 def open_segment(source: Source) -> SegmentIndex:
-    """The index, as the file has it. Reads header, footer and batch index, and no batch."""
+    """Read the index of a segment: header, footer and batch index, no batch."""
     return _open(source, SEGMENT)
 
 
 def open_stub(source: Source) -> SegmentIndex:
-    """The index of the segment whose stub this is."""
+    """Read the index of a segment from its stub."""
     return _open(source, STUB)
 
 
 def _open(source: Source, kind: Kind) -> SegmentIndex:
     name_parts = _parse_name(source.name, kind)
     if name_parts is None:
-        raise Corrupt(source.name, 0, f"the name is not that of a {kind.label}")
+        raise Corrupt(source.name, 0, f"this is not the name of a {kind.label}")
     generation, first_seq, serial = name_parts
     size = source.size()
     if size < HEADER_BYTES + FOOTER_BYTES:
@@ -306,7 +308,7 @@ def _open(source: Source, kind: Kind) -> SegmentIndex:
     columns_at = index_offset if kind is SEGMENT else HEADER_BYTES
     expected_size = file_bytes if kind is SEGMENT else HEADER_BYTES + columns_bytes + FOOTER_BYTES
     if magic != _FOOTER_MAGIC or version != FORMAT_VERSION or size != expected_size:
-        raise Corrupt(source.name, at, f"the footer is not that of a {kind.label} of {size} bytes")
+        raise Corrupt(source.name, at, f"the footer does not belong to a {kind.label} of {size} bytes")
     content = read_verified(
         source, columns_at, columns_bytes, checksum=index_checksum, seed=generation, label="batch index"
     )
@@ -332,17 +334,17 @@ def _check_header(source: Source, kind: Kind, name_parts: _NameParts) -> None:
     head = _read_checksummed(source, 0, HEADER_BYTES, name_parts.generation, "header")
     magic, version, _, generation, serial, first_seq = _HEADER.unpack(head)
     if magic != kind.magic:
-        raise Corrupt(source.name, 0, f"the header is not that of a {kind.label}")
+        raise Corrupt(source.name, 0, f"the header does not belong to a {kind.label}")
     if version != FORMAT_VERSION:
         reason = f"the {kind.label} is of format {version}, this server reads {FORMAT_VERSION}"
         raise Corrupt(source.name, 0, reason)
     if _NameParts(generation, first_seq, serial) != name_parts:
         other_name = kind.name_of(generation=generation, first_seq=first_seq, serial=serial)
-        raise Corrupt(source.name, 0, f"the header is that of {other_name}")
+        raise Corrupt(source.name, 0, f"the header belongs to {other_name}")
 
 
 def _is_coherent(index: SegmentIndex, index_offset: int) -> bool:
-    """Whether the parts, each of them unharmed, are of one file. `verify_segment` looks much closer."""
+    """Return True if the verified parts belong to one file. `verify_segment` checks much more."""
     return (
         len(index) > 0
         and index.first_seq == index.first_seqs[0]
@@ -366,7 +368,7 @@ def _decode_columns(content: bytes, count: int) -> dict[str, array[int]]:
 
 
 def _read_checksummed(source: Source, offset: int, length: int, generation: int, label: str) -> bytes:
-    """A header or footer without its checksum, which stands at its end."""
+    """Read a header or footer, verify it, and return it without its checksum."""
     content = read_exactly(source, offset, length)
     body = content[: -_U64.size]
     if xxh3_64_intdigest(body, generation) != _U64.unpack_from(content, len(body))[0]:

@@ -1,13 +1,13 @@
 """Reads batches of a segment, and verifies whole segments and stubs.
 
 Rules of the file:
-  1. Bytes are verified before anything in them is believed, and again whenever they are read.
-  2. Reading needs a `Source` and nothing else, keeps no state, and may be done from any thread.
+  1. Bytes are verified on every read, before they are used.
+  2. Reading needs only a `Source`, keeps no state, and may run in any thread.
 
 Invariants:
-  EVERY_BYTE     no byte of the file is without a checksum: a reader finds a flipped bit.
-  BATCH_RANGE    batches are named by their place in the index, first before last.
-  READ_SOME      a read returns one batch at least.
+  EVERY_BYTE     every byte of the file is covered by a checksum: a reader finds a flipped bit.
+  BATCH_RANGE    batches are addressed by their position in the index, first before last.
+  READ_SOME      a read returns at least one batch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from streams.protocol.model.records import Batch
 def read_batches(
     source: Source, index: SegmentIndex, first_at: int, last_at: int, *, bytes_max: int = READ_BYTES
 ) -> list[Batch]:
-    """Batches first_at..last_at (indexes, both included), or as many of them as fit into `bytes_max` bytes
-    of the file, but one at least. Neighbours are read together."""
+    """Read batches first_at..last_at (positions, both included), as many as fit into `bytes_max` bytes of the
+    file, but at least one. Neighbours are read together."""
     assert 0 <= first_at <= last_at < len(index), "BATCH_RANGE"
     table = index.piece_table
     last_at = table.last_within(first_at, last_at, bytes_max)
@@ -52,18 +52,18 @@ def _decode_batch(source: Source, index: SegmentIndex, at: int, piece: memoryvie
     try:
         batch = Batch.from_bytes(piece)
     except (AssertionError, ValueError, struct.error) as error:
-        # Our own mistake, since the checksum is good; still the error names its place.
+        # The checksum is right, so this is a bug of this server; the error still names the position.
         raise Corrupt(source.name, index.offsets[at], f"the batch cannot be decoded: {error}") from error
     if batch.first_seq != index.first_seqs[at] or batch.count != index.counts[at]:
-        reason = f"here is the batch of seqs {batch.first_seq}..{batch.last_seq}, the index has another one"
+        reason = f"here is the batch of seqs {batch.first_seq}..{batch.last_seq}, the index has another batch"
         raise Corrupt(source.name, index.offsets[at], reason)
     return batch
 
 
 def verify_segment(source: Source) -> Iterator[Corrupt]:
-    """Every problem that there is, none when the segment is whole. Reads all of it, in large steps.
+    """Yield every problem of a segment, none if it is intact. Reads all of it, in large steps.
 
-    A header, footer or batch index that is damaged hides the rest, and is the only problem reported.
+    A damaged header, footer or batch index hides the rest, and is the only problem reported.
     """
     source = ReadAhead(source)
     try:
@@ -83,7 +83,7 @@ def verify_segment(source: Source) -> Iterator[Corrupt]:
         if not problems:
             tags.add(batch)
     yield from problems
-    # What the tags should be is known only if every batch could be read.
+    # The expected tags are known only if every batch could be read.
     at = index.batches_end + len(index) * INDEX_ENTRY_BYTES
     yield from verify_tags(
         source, index, offset=at, expected_tags=None if problems else tags.records_by_tag()
@@ -91,7 +91,7 @@ def verify_segment(source: Source) -> Iterator[Corrupt]:
 
 
 def verify_stub(source: Source) -> Iterator[Corrupt]:
-    """Every problem that there is, none when the stub is whole."""
+    """Yield every problem of a stub, none if it is intact."""
     try:
         index = open_stub(source)
     except Corrupt as damage:
@@ -101,11 +101,13 @@ def verify_stub(source: Source) -> Iterator[Corrupt]:
 
 
 def _verify_columns(name: str, index: SegmentIndex) -> Iterator[Corrupt]:
-    """Whether the batches, as the index has them, fill the file and are ascending."""
+    """Check that the batches of the index fill the file and are in order."""
     offset, next_seq, last_ts = HEADER_BYTES, 0, -(1 << 63)
     for at in range(len(index)):
         if index.offsets[at] != offset:
-            yield Corrupt(name, index.offsets[at], f"the index has a batch here, it should be at {offset}")
+            yield Corrupt(
+                name, index.offsets[at], f"the index has a batch here, but it should be at {offset}"
+            )
         if index.first_seqs[at] < next_seq or index.counts[at] == 0:
             reason = f"seq {index.first_seqs[at]} comes after seq {next_seq - 1}"
             yield Corrupt(name, index.offsets[at], f"the batches are not in order: {reason}")
@@ -117,7 +119,7 @@ def _verify_columns(name: str, index: SegmentIndex) -> Iterator[Corrupt]:
 
 
 def _verify_batch(name: str, index: SegmentIndex, at: int, batch: Batch) -> Iterator[Corrupt]:
-    """Whether a batch is what the index says of it. Its seqs were compared when it was read."""
+    """Check that a batch matches its index entry. Its seqs were compared when it was read."""
     index_entry = (index.first_times[at], index.last_times[at], index.sizes[at])
     if index_entry != (batch.first_ts, batch.last_ts, batch.size(0, batch.count - 1)):
         yield Corrupt(name, index.offsets[at], "times or size of the batch are not what the index says")
@@ -126,13 +128,13 @@ def _verify_batch(name: str, index: SegmentIndex, at: int, batch: Batch) -> Iter
         yield Corrupt(name, index.offsets[at], f"{batch.count} records of the batch have {len(tags)} tags")
 
 
-# Copying
+# -- copying
 
 
 def verified_bytes(source: Source, index: SegmentIndex) -> Iterator[list[Buffer]]:
-    """All bytes of a segment in steps, each verified before it is given out.
+    """Yield all bytes of a segment in steps, each verified first.
 
-    Header, batch index and footer are made anew from what was verified: that gives the same bytes.
+    Header, batch index and footer are encoded again from verified data, which gives the same bytes.
     """
     for problem in _verify_columns(source.name, index):
         raise problem

@@ -1,9 +1,9 @@
-"""Sorts and copies many numbers or names in steps, each of them short.
+"""Sorts and copies many numbers or names in short steps, so that other threads can run in between.
 
-Segments are written and read in threads beside an event loop that must not wait. The interpreter can take the
-lock from a loop but not from a call into C, so no such call gets more than a few thousand entries. Sorting
-costs about half a µs for each name, and a sort of 2,000 takes a millisecond; to copy numbers costs some 20 ns
-each.
+Segments are written and read in threads beside an event loop that must not wait. The interpreter can switch
+threads in a Python loop but not inside a call into C, so no such call gets more than a few thousand entries.
+Sorting costs about 0.5 µs per name, so a sort of 2,000 takes a millisecond; copying costs about 20 ns per
+number.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import TypeVar
 
-#: A step of writing or copying is over when it has this many bytes; a batch that is larger is one step.
+#: Bytes of one step of writing or copying; a larger batch is one step.
 STEP_BYTES = 256 << 10
 
-#: What one call into C gets at most.
+#: The most entries of one call into C: of a sort, and of a copy.
 SORT_MAX = 2000
 COPY_MAX = 20_000
 
@@ -30,7 +30,7 @@ def chunks(numbers: array[int]) -> Iterator[array[int]]:
 
 
 def convert(numbers: array[int], kind: str) -> array[int]:
-    """Numbers with another number of bytes each; `OverflowError` if one needs more."""
+    """Return the numbers in an array of another type; `OverflowError` if one does not fit."""
     result = array(kind)
     for some in chunks(numbers):
         result.fromlist(some.tolist())
@@ -38,12 +38,14 @@ def convert(numbers: array[int], kind: str) -> array[int]:
 
 
 def sorted_runs(items: Collection[T]) -> Iterator[list[T]]:
-    """`sorted`, in runs that are sorted one by one: to sort half a million names in one go would take a
-    third of a second, and nothing else would run meanwhile."""
+    """Return the sorted items in runs that are sorted one by one.
+
+    Sorting half a million names at once would take a third of a second and block all other threads.
+    """
     if len(items) <= SORT_MAX:
         return iter([sorted(items)])
-    # Every so many items one is taken as a sample, a bound for each thousand items from it: eight samples
-    # a bound and more make the lists in between about even. However uneven they are, the order is right.
+    # Take a sample of the items, and from it one bound per thousand items. With eight or more samples per
+    # bound the lists have about equal lengths. The order is right in any case.
     sample = sorted(islice(items, 0, None, -(-len(items) // (2 * SORT_MAX))))
     bounds = sample[:: max(1, len(sample) * (SORT_MAX // 2) // len(items))]
     between: list[list[T]] = [[] for _ in range(len(bounds) + 1)]

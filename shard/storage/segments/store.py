@@ -1,32 +1,32 @@
-"""All segments of a shard: where each one is, and reading from it.
+"""Manages all segments of a shard: locates each one, and reads from it.
 
     segments/<generation>/<first seq>-<serial>.seg     the segment, on this disk
-    segments/<generation>/<first seq>-<serial>.stub    its index alone; the segment is, or will be, in the
+    segments/<generation>/<first seq>-<serial>.stub    its index only; the segment is, or will be, in the
                                                        cold store (below)
 
     segments-<server>/<generation>/<first seq>-<serial>.seg    a segment in the cold store
-    segments/<generation>/<first seq>-<serial>.seg             the same, moved before names held the server
+    segments/<generation>/<first seq>-<serial>.seg             the old name, before names held the server
 
-Generations of two servers may be equal: those of a restored server are, and two servers may create a box in
-the same millisecond. The number of the server in the name keeps their segments apart.
+Two servers may have equal generations: a restored server has those of the original, and two servers may
+create a box in the same millisecond. The server number in the name keeps their segments apart.
 
-    moving      stub ─► copy ─► verify ─► (the machine says so, durably) ─► the file here goes
-    dropping    copy in the cold store ─► stub
+    moving      write stub ─► copy ─► verify ─► (the machine logs the move) ─► remove the local file
+    dropping    remove the copy in the cold store ─► remove the stub
 
-So whatever a crash leaves: if the file is here it counts; if only the stub is, the copy is whole; and
-wherever a copy may be, a stub says so.
+So after a crash: if the local file exists, it counts; if only the stub exists, the copy is complete; and
+wherever a copy may exist, a stub says so.
 
-Every call may come from any thread and blocks it. Indexes that were used lately are kept
-(`_INDEX_BATCHES_MAX`), so that a read is one read of the file.
+Every call may come from any thread and blocks it. Recently used indexes are cached (`_INDEX_BATCHES_MAX`), so
+that a read is one read of the file.
 
 Rules of the file
-- It knows files, never which of them the machine still names: that is said to `remove_unnamed`.
-- A segment never changes, so what is kept of one is never out of date.
+- It knows files, and never which of them the machine still names: the caller of `remove_unnamed` says that.
+- A segment never changes, so a cached index is never out of date.
 
 Invariants
-- NAME_IS_CONTENT: a segment is what its name says: of this generation, from this seq on, with this serial.
-- COLD_IS_NAMED: a segment whose file here may go, because the cold store has it, is one that is named.
-- HAS_COLD: segments move only to a cold store that is there.
+- NAME_IS_CONTENT: a segment has the generation, first seq and serial of its name.
+- COLD_IS_NAMED: a segment whose local file may go, because the cold store has it, is in use.
+- HAS_COLD: segments move only to a cold store that is configured.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from streams.protocol.model.records import Batch
 
 T = TypeVar("T")
 
-#: An index has 52 bytes a batch, so this is about 13 MB.
+#: An index has 52 bytes per batch, so this is about 13 MB.
 _INDEX_BATCHES_MAX = 250_000
 
 
-_NO_COLD = "the segment is in a cold store, and none is set (STREAMS_COLD_DIR)"
+_NO_COLD = "the segment is in a cold store, and none is configured; set STREAMS_COLD_DIR"
 
 
 class Unreachable(Exception):
-    """The cold store does not answer now. What is kept there is not in question."""
+    """The cold store does not answer now. This says nothing about the data in it."""
 
 
 class Name(NamedTuple):
-    """Which segment is meant."""
+    """The identity of a segment."""
 
     generation: int
     first_seq: int
@@ -82,6 +82,8 @@ class Name(NamedTuple):
 
 
 class SegmentStore:
+    """The segments of one shard, on disk and in the cold store."""
+
     def __init__(
         self, disk: DiskLike, directory: str, cold: ColdStore | None = None, *, server: str = ""
     ) -> None:
@@ -90,9 +92,9 @@ class SegmentStore:
         self._directory = directory
         self._cold = cold
         self._server = server
-        #: Segments whose copy was found under the name without the server. At most one for each old stub.
+        #: Segments whose copy has the old name without the server. At most one per old stub.
         self._without_server: set[Name] = set()
-        #: Used lately come last.
+        #: The most recently used index comes last.
         self._indexes: dict[Name, SegmentIndex] = {}
 
     def __repr__(self) -> str:
@@ -111,7 +113,7 @@ class SegmentStore:
         batches: Iterable[Batch],
         pause: Callable[[int], None] = writer.no_pause,
     ) -> Segment:
-        """Makes a segment durable, and returns what is kept of it in memory."""
+        """Make a segment durable, and return its in-memory form."""
         index = writer.write_segment(
             self._disk, self._directory, generation=generation, serial=serial, batches=batches, pause=pause
         )
@@ -120,8 +122,8 @@ class SegmentStore:
         return segment_of(index)
 
     def copy_to_cold(self, name: Name) -> None:
-        """Puts a copy into the cold store and proves that it is whole. Safe to repeat."""
-        assert self._cold is not None, "HAS_COLD: only with a cold store is a move planned"
+        """Copy a segment to the cold store and verify the copy. Safe to repeat."""
+        assert self._cold is not None, "HAS_COLD: moves are planned only with a cold store"
         path = self._path(name.file)
         with self._reading(name):
             index = self._index(name)
@@ -133,13 +135,13 @@ class SegmentStore:
             self._cold.verify(cold_name, size=size, checksum=checksum)
 
     def remove_local(self, name: Name) -> None:
-        """The copy in the cold store is the segment now."""
+        """Remove the local file of a segment whose copy is in the cold store."""
         segment_index.remove_segment(self._disk, self._directory, name.file)
 
     def remove_unnamed(self, names_in_use: Set[Name], cold: Set[Name] = frozenset()) -> int:
-        """Drops segments that nobody names any more, here and in the cold store, and the files here of those
-        that are `cold`; how many there were. What the cold store does not let go now is tried again the next
-        time."""
+        """Remove the segments that are not in use, here and in the cold store, and the local files of those
+        in `cold`. Returns how many were removed. A failed removal in the cold store is repeated by the next
+        call."""
         assert cold <= names_in_use, "COLD_IS_NAMED"
         files_in_use = {name.file for name in names_in_use - cold} | {name.stub for name in names_in_use}
         removed_count = 0
@@ -156,7 +158,7 @@ class SegmentStore:
                 empty_folders.append(folder)
         for folder in empty_folders:
             self._disk.rmdir(self._path(folder))
-        # The cold store comes last: if it is away, nothing else waits for it.
+        # The cold store comes last: if it does not answer, everything else is done.
         for stub in stubs:
             if self._cold is None:
                 break
@@ -173,27 +175,29 @@ class SegmentStore:
         cold.delete(name)
 
     def remove_leftovers(self) -> None:
-        """Drops what writes of an earlier life did not finish."""
+        """Remove the unfinished writes of an earlier process."""
         segment_index.remove_leftovers(self._disk, self._directory)
 
     # -- reading
 
     def index_of(self, name: Name) -> SegmentIndex:
-        """The index, from the file or the stub."""
+        """Return the index, from the file or the stub."""
         return self._index(name)
 
     def is_only_in_cold(self, name: Name) -> bool:
-        """Whether its bytes are in the cold store now and not here."""
+        """Return True if the segment has no local file."""
         return not self._disk.exists(self._path(name.file))
 
     def source_of(self, name: Name) -> Source:
-        """Where its bytes are now. If the file moves to the cold store meanwhile, this source is gone."""
+        """Return a source for the segment. It fails if the file moves to the cold store meanwhile."""
         with self._translate_errors():
             return _TranslatedSource(self._source(name), self._translate_errors)
 
     def source_in_cold(self, name: Name, size: int | None = None) -> Source:
-        """The copy in the cold store, whether or not there is a file or a stub here. Without its size, the
-        store is asked for it. Raises `Unreachable`, or `Corrupt` if there is no copy."""
+        """Return a source for the copy in the cold store, with or without a local file or stub.
+
+        Without `size`, the store is asked for it. Raises `Unreachable`, or `Corrupt` if there is no copy.
+        """
         cold = self._cold
         if cold is None:
             raise Unreachable(f"{self._path(name.file)}: {_NO_COLD}")
@@ -202,12 +206,12 @@ class SegmentStore:
                 names = dict.fromkeys((self._cold_name(name.file), _name_without_server(name.file)))
                 stored_size = next((each for each in map(cold.size, names) if each is not None), None)
                 if stored_size is None:
-                    raise Corrupt(self._cold_name(name.file), 0, "there is nothing under this name")
+                    raise Corrupt(self._cold_name(name.file), 0, "the object does not exist")
                 size = stored_size
             return _TranslatedSource(self._cold_source(cold, name, size), self._translate_errors)
 
     def open(self, generation: int, facts: SegmentFacts) -> Segment:
-        """What is kept in memory of a segment, read from its file or its stub."""
+        """Open a segment from its file or its stub, and return its in-memory form."""
         name = Name(generation, facts.first_seq, facts.serial)
         try:
             segment = segment_of(self._index(name))
@@ -218,7 +222,7 @@ class SegmentStore:
         return segment
 
     def read(self, name: Name, at: int, *, bytes_max: int) -> list[Batch]:
-        """Batches from `at` on, so many as fit into `bytes_max`, but one at least."""
+        """Read batches from `at` on, as many as fit into `bytes_max`, but at least one."""
 
         def read() -> list[Batch]:
             index = self._index(name)
@@ -237,18 +241,18 @@ class SegmentStore:
             at += len(batches)
 
     def find_tags(self, name: Name, match: Match) -> tuple[Sequence[int], Sequence[int]]:
-        """Seqs of the records whose tag matches, and their bytes."""
+        """Return seqs and sizes of the records whose tag matches."""
         return self._read_again_if_moved(
             name, lambda: tags.find_tags(self._source(name), self._index(name), match)
         )
 
     def walk_tags(self, name: Name) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
-        """Every tag with the seqs and the bytes of its records."""
+        """Yield every tag with the seqs and sizes of its records."""
         with self._reading(name):
             yield from tags.walk_tags(self._source(name), self._index(name))
 
     def _read_again_if_moved(self, name: Name, read: Callable[[], T]) -> T:
-        """A file can go to the cold store between the look for it and the read; then another look helps."""
+        """Run `read`; repeat it if the file has moved to the cold store meanwhile."""
         with self._reading(name):
             try:
                 return read()
@@ -260,7 +264,7 @@ class SegmentStore:
         if self._disk.exists(path):
             return FileSource(self._disk, path)
         if not self._disk.exists(self._path(name.stub)):
-            raise FileNotFoundError(ENOENT, "neither the segment nor its stub is there", path)
+            raise FileNotFoundError(ENOENT, "neither the segment nor its stub exists", path)
         if self._cold is None:
             raise Unreachable(f"{path}: {_NO_COLD}")
         return self._cold_source(self._cold, name, self._index(name).file_bytes)
@@ -273,14 +277,17 @@ class SegmentStore:
         return _FallbackSource(ColdSource(cold, self._cold_name(name.file), size), without_server, note)
 
     def _cold_name(self, file: str) -> str:
-        """A box keeps its number when it moves to another shard, so no shard stands in the name."""
+        """Return the name of a segment in the cold store.
+
+        It holds no shard number, because a box keeps its generation when it moves to another shard.
+        """
         return f"segments-{self._server}/{file}" if self._server else _name_without_server(file)
 
     def _path(self, file: str) -> str:
         return f"{self._directory}/{file}"
 
     def _index(self, name: Name) -> SegmentIndex:
-        # Threads may do this at once: each step is one operation of a dict, and a lost entry is read again.
+        # Thread-safe: each step is one dict operation, and a lost entry is read again.
         index = self._indexes.pop(name, None)
         if index is not None:
             self._indexes[name] = index
@@ -302,8 +309,10 @@ class SegmentStore:
 
     @contextmanager
     def _reading(self, name: Name) -> Iterator[None]:
-        """A segment that cannot be read is damaged as far as anyone can tell; that is no reason to end the
-        shard, as a disk that cannot be written is."""
+        """Raise `Corrupt` for a segment that cannot be read.
+
+        An unreadable segment does not end the shard, as a disk that cannot be written does.
+        """
         try:
             with self._translate_errors():
                 yield
@@ -312,7 +321,7 @@ class SegmentStore:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """What goes wrong with the cold store, in terms of this file."""
+        """Turn errors of the cold store into `Unreachable` and `Corrupt`."""
         if self._cold is None:
             yield
             return
@@ -325,13 +334,12 @@ class SegmentStore:
 
 
 class _FallbackSource(WrappedSource):
-    """A segment in the cold store, under its name or else under the one it has from before servers had a
-    number there."""
+    """A segment in the cold store, under its name or else under the old name without the server."""
 
     __slots__ = ("_note", "_second")
 
     def __init__(self, first: Source, second: Source, note: Callable[[], None]) -> None:
-        """`note` is called when it is the second."""
+        """`note` is called when the second name is used."""
         super().__init__(first)
         self._second = second
         self._note = note
@@ -349,7 +357,7 @@ class _FallbackSource(WrappedSource):
 
 
 class _TranslatedSource(WrappedSource):
-    """A source whose errors are those of this file."""
+    """A source that raises `Unreachable` and `Corrupt` in place of cold store errors."""
 
     __slots__ = ("_translate_errors",)
 
@@ -363,7 +371,7 @@ class _TranslatedSource(WrappedSource):
 
 
 def segment_of(index: SegmentIndex) -> Segment:
-    """What is kept of it in memory."""
+    """Return the in-memory form of a segment."""
     return Segment(
         generation=index.generation,
         serial=index.serial,

@@ -1,13 +1,13 @@
-"""Builds the tag index of a segment; `tags.py` has its layout and reads it.
+"""Builds the tag index of a segment. `tags.py` describes its layout and reads it.
 
-Bounds: an entry of 16 bytes for each tagged record of the segment that is being written. A block has at most
+Bounds: 16 bytes in memory per tagged record of the segment that is being written. A block has at most
 `TAG_BLOCK_BYTES`, unless one tag alone needs more.
 
 Invariants:
   NAMES_RISE     names rise inside a block and from block to block, and the directory has the first of each.
-  ONE_SIZE_EACH  each seq of a tag has one size beside it.
-  DIRECTORY_EVEN the directory has one entry for each block.
-  BLOCK_BYTES    a block is no longer than was reckoned when its tags were added.
+  ONE_SIZE_EACH  each seq of a tag has one size.
+  DIRECTORY_EVEN the directory has one entry per block.
+  BLOCK_BYTES    a block is no longer than the estimate from when its tags were added.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from shard.storage.segments.tags import BLOCK_HEAD, TagDirectory, TaggedRecords
 from shard.storage.sources import PADDING
 from streams.protocol.model.records import Batch
 
-#: A block is as much as an exact tag has to read. 16 KiB hold about 500 tags that one record each has.
+#: A lookup of one tag reads one block. 16 KiB hold about 500 tags with one record each.
 TAG_BLOCK_BYTES = 16 << 10
-#: A bitmap has 30 bytes at least, so for up to this many seqs it need not be tried.
+#: A bitmap has at least 30 bytes, so up to this many seqs are always stored plain.
 _PLAIN_SEQS = 3
 
 
 class TagIndexBuilder:
-    """Takes batches in, gives the tag index out. Pure."""
+    """Builds a tag index from batches. Pure."""
 
     def __init__(self) -> None:
-        # Seq and size of each record in turn. An array has 8 bytes an entry and no object, and the garbage
-        # collector passes over it: there may be as many of them as there are records.
+        # Seq and size of each record, alternating. An array needs 8 bytes per entry and no objects, and the
+        # garbage collector skips it: there may be as many arrays as records.
         self._entries_of: defaultdict[str, array[int]] = defaultdict(partial(array, "Q"))
 
     def __repr__(self) -> str:
@@ -62,15 +62,15 @@ class TagIndexBuilder:
                 entries.append(size)
 
     def records_by_tag(self) -> dict[str, TaggedRecords]:
-        """All that was taken in, by tag."""
+        """Return all records that were added, by tag."""
         return {
             tag: TaggedRecords(entries[::2], array("I", entries[1::2]))
             for tag, entries in self._entries_of.items()
         }
 
     def encode(self, offset: int, generation: int) -> Generator[bytes, None, TagDirectory]:
-        """The tag blocks, then the directory, as they stand in the file from `offset` on; and at the end,
-        when it is known, where the directory is."""
+        """Yield the tag blocks, then the directory, for the file from `offset` on; return the directory's
+        position."""
         offsets, checksums = array("Q"), array("Q")
         lengths, name_ends = array("I"), array("I")
         firsts = bytearray()
@@ -92,11 +92,9 @@ class TagIndexBuilder:
 
 
 def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes, bytes]]:
-    """(first name, block) in order. A tag whose records alone fill more than a block has one to itself."""
+    """Yield (first name, block) in order. A tag whose records fill more than a block gets its own block."""
     block = _BlockBuilder()
-    for tag in chain.from_iterable(
-        sorted_runs(entries_of)
-    ):  # by code point, which is the order of the UTF-8 bytes too
+    for tag in chain.from_iterable(sorted_runs(entries_of)):  # code point order is also UTF-8 byte order
         name = tag.encode()
         entries = entries_of[tag]
         seqs, sizes = entries[::2], entries[1::2]
@@ -114,7 +112,7 @@ def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes
 class _BlockBuilder:
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        #: The most that the block may become: sizes are counted with four bytes.
+        #: Upper bound of the block's length: sizes are counted with four bytes.
         self.bytes_max = BLOCK_HEAD.size
         self._record_ends = array("I")
         self._bitmap_tags = array("I")
@@ -166,7 +164,7 @@ def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
 
 
 def _narrow(sizes: array[int]) -> array[int]:
-    """With as few bytes a number as the largest of them needs."""
+    """Return the sizes with as few bytes per number as the largest of them needs."""
     for kind in ("B", "H"):
         with suppress(OverflowError):
             return convert(sizes, kind)

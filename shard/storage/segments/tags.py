@@ -1,4 +1,4 @@
-"""The tag index of a segment: for every tag the seqs of its records and the bytes of each.
+"""Reads the tag index of a segment: for every tag, the seqs and sizes of its records.
 
     tag block · tag block · … · tag directory
 
@@ -13,21 +13,20 @@
     directory   columns with an entry per tag block:
                 offset u64 · xxh3_64 u64 · length u32 · end of its first name u32; then those names
 
-So an exact tag costs two reads (directory, one block), a prefix the directory and the blocks it spans, and
-neither a look at a record: what a delete by tag takes away is known from the sizes.
+An exact tag costs two reads (directory, one block), a prefix the directory and the blocks that it spans.
+Neither reads a record: the sizes tell how many bytes a delete by tag removes.
 
 Rules of the file:
-  1. Bytes are verified before anything in them is believed, and again whenever they are read.
-  2. A record has one tag at most, so no seq is under two tags, and the records of many tags are those of
-     each, put in order.
+  1. Bytes are verified on every read, before they are used.
+  2. A record has at most one tag, so no seq is under two tags, and merging the seqs of several tags needs
+     no deduplication.
   3. No call into C gets more than a few thousand entries (`small_steps.py`).
 
 Invariants:
   NAMES_RISE     names rise inside a block and from block to block, and the directory has the first of each.
-  SEQS_RISE      the seqs of a tag rise, and each has one size beside it.
+  SEQS_RISE      the seqs of a tag rise, and each has one size.
 
-These are asserted where blocks are built (`tag_writer.py`). Here they are of stored bytes, and what breaks
-one is `Corrupt`, found by `verify_tags`.
+`tag_writer.py` asserts these. Stored bytes that break one are `Corrupt`; `verify_tags` finds them.
 """
 
 from __future__ import annotations
@@ -61,16 +60,16 @@ _WIDTHS = {1: "B", 2: "H", 4: "I"}
 
 
 class TaggedRecords(NamedTuple):
-    """Records that have a tag: two columns of the same length."""
+    """Records that have a tag: two columns of equal length."""
 
     #: u64, ascending.
     seqs: array[int]
-    #: u32: the bytes of each record, commas not counted.
+    #: u32: the bytes of each record, without commas.
     sizes: array[int]
 
 
 class TagDirectory(NamedTuple):
-    """Where the tag directory is, and how much it lists."""
+    """Position and size of the tag directory."""
 
     offset: int
     length: int
@@ -80,7 +79,7 @@ class TagDirectory(NamedTuple):
 
 
 class HasTags(Protocol):
-    """What must be known of a segment to read its tags."""
+    """The part of a segment index that reading its tags needs."""
 
     @property
     def generation(self) -> int: ...
@@ -94,8 +93,8 @@ class HasTags(Protocol):
 
 
 def find_tags(source: Source, index: HasTags, match: Match) -> TaggedRecords:
-    """All records whose tag the match accepts. Reads of the tag index what it needs, and no batch."""
-    # A text that is not UTF-8 is in no block, and the empty tag is no tag.
+    """Return all records whose tag matches. Reads only the needed part of the tag index, and no batch."""
+    # A text that is not UTF-8 is in no block, and an empty tag is no tag.
     text = match.text.encode("utf-8", "surrogatepass")
     if index.directory.blocks == 0 or not (text or match.is_prefix):
         return TaggedRecords(array("Q"), array("I"))
@@ -112,12 +111,12 @@ def find_tags(source: Source, index: HasTags, match: Match) -> TaggedRecords:
         end = block.names.end_of_prefix(text, first)
         parts.append(block.records_of(first, end))
         tags += end - first
-    # The seqs of a single tag rise by themselves.
+    # The seqs of a single tag are in order already.
     return _merge(parts) if tags > 1 else max(parts, key=lambda records: len(records.seqs))
 
 
 def walk_tags(source: Source, index: HasTags) -> Iterator[tuple[str, array[int], array[int]]]:
-    """Every tag in order, with seqs and sizes of its records. Reads and verifies block by block."""
+    """Yield every tag in order, with seqs and sizes of its records. Reads and verifies block by block."""
     if index.directory.blocks:
         for block in _Blocks(source, index).read(0, index.directory.blocks - 1):
             for name, records in block.each():
@@ -125,7 +124,7 @@ def walk_tags(source: Source, index: HasTags) -> Iterator[tuple[str, array[int],
 
 
 def read_tag_index(source: Source, index: HasTags, *, offset: int) -> Iterator[memoryview]:
-    """All bytes of the tag index, which begins at `offset`, verified; for one who makes a copy."""
+    """Yield all bytes of the tag index, which begins at `offset`, verified, for a copy."""
     blocks = _Blocks(source, index)
     for first, last, content in blocks.runs():
         if blocks.piece_table.offsets[first] != offset:
@@ -150,7 +149,7 @@ def _merge(parts: list[TaggedRecords]) -> TaggedRecords:
 
 
 class _Names(Sequence[bytes]):
-    """Ascending names that lie one behind the other; only those that are looked at are cut out."""
+    """Ascending names in one buffer; a name is sliced out only when it is read."""
 
     __slots__ = ("_blob", "_ends")
 
@@ -168,12 +167,12 @@ class _Names(Sequence[bytes]):
         return at < len(self) and self[at] == name
 
     def end_of_prefix(self, prefix: bytes, first: int = 0) -> int:
-        """The first index at or behind `first` whose name is greater than all that start with `prefix`."""
+        """Return the first index from `first` on whose name sorts after all names with this prefix."""
         return bisect_left(self, True, first, key=lambda name: name > prefix and not name.startswith(prefix))
 
 
 class _Blocks:
-    """The tag directory, read and verified: which block begins with which name."""
+    """The verified tag directory: the position and the first name of each block."""
 
     def __init__(self, source: Source, index: HasTags) -> None:
         offset, length, checksum, blocks, _ = index.directory
@@ -200,7 +199,7 @@ class _Blocks:
         return map(_Block, pieces)
 
     def runs(self) -> Iterator[tuple[int, int, memoryview]]:
-        """All blocks, many at a time, as `read_runs` gives them."""
+        """Yield all blocks, many at a time, as `read_runs` does."""
         last = len(self.firsts) - 1
         return read_runs(
             self._source,
@@ -214,7 +213,7 @@ class _Blocks:
 
 
 class _Block:
-    """A tag block that was verified. Tags are meant by index."""
+    """A verified tag block. Methods refer to a tag by its position."""
 
     __slots__ = (
         "_bitmap_ends",
@@ -244,19 +243,19 @@ class _Block:
         sizes_at = len(content) - self._width * self._record_ends[-1]
         self._seqs = content[at:sizes_at]
         self._sizes = content[sizes_at:]
-        #: How many records are in the bitmaps before each, and in all of them.
+        #: Number of records in the bitmaps before each, and in all of them.
         self._bitmaps_records = list(
             accumulate((self._start(tag + 1) - self._start(tag) for tag in self._bitmap_tags), initial=0)
         )
 
     def records_of(self, first: int, end: int) -> TaggedRecords:
-        """The records of tags first..end-1, tag after tag."""
+        """Return the records of tags first..end-1, tag after tag."""
         start, stop = self._start(first), self._start(end)
         sizes = column_of(_WIDTHS[self._width], self._sizes, self._width * start, stop - start)
         return TaggedRecords(self._seqs_of(first, end), sizes if self._width == 4 else convert(sizes, "I"))
 
     def each(self) -> Iterator[tuple[bytes, TaggedRecords]]:
-        """Every name with its records."""
+        """Yield every name with its records."""
         seqs, sizes = self.records_of(0, len(self.names))
         start = 0
         for name, end in zip(self.names, self._record_ends, strict=True):
@@ -264,11 +263,11 @@ class _Block:
             start = end
 
     def _start(self, tag: int) -> int:
-        """How many records come before those of `tag`."""
+        """Return the number of records before those of `tag`."""
         return self._record_ends[tag - 1] if tag else 0
 
     def _seqs_of(self, first: int, end: int) -> array[int]:
-        """From one bitmap to the next; the tags in between, which have none, are taken together."""
+        """Return the seqs of tags first..end-1. Tags between two bitmaps are read together."""
         seqs = array("Q")
         bitmaps_end = bisect_left(self._bitmap_tags, end)
         for at in range(bisect_left(self._bitmap_tags, first), bitmaps_end):
@@ -280,7 +279,7 @@ class _Block:
         return seqs
 
     def _plain(self, first: int, end: int, bitmaps: int) -> memoryview:
-        """The seqs of tags first..end-1, none of which has a bitmap, with so many bitmaps before them."""
+        """Return the seqs of tags first..end-1, none of which has a bitmap, after this many bitmaps."""
         elsewhere = self._bitmaps_records[bitmaps]
         return self._seqs[8 * (self._start(first) - elsewhere) : 8 * (self._start(end) - elsewhere)]
 
@@ -297,8 +296,10 @@ class _Block:
 def verify_tags(
     source: Source, index: HasTags, *, offset: int, expected_tags: dict[str, TaggedRecords] | None
 ) -> Iterator[Corrupt]:
-    """Whether every tag block is unharmed and, if `expected` is given, says the same as the batches. The
-    first block should be at `offset`."""
+    """Yield every problem of the tag index. The first block should be at `offset`.
+
+    With `expected_tags`, each tag must have these records.
+    """
     try:
         blocks = _Blocks(source, index)
     except Corrupt as damage:
@@ -332,7 +333,8 @@ def verify_tags(
 def _find_problems(
     block: _Block, first: bytes, last: bytes, expected_tags: dict[str, TaggedRecords] | None
 ) -> Iterator[str]:
-    """What is wrong in a block; the directory has it begin with `first`, the one before ended with `last`."""
+    """Yield every problem of a block. The directory says that it begins with `first`; the block before ended
+    with `last`."""
     if block.names[0] != first:
         yield "the directory has another first name"
     for name, records in block.each():

@@ -1,21 +1,21 @@
-"""Writes a segment or a stub: batches in, one durable file out.
+"""Writes a segment or a stub: takes batches, makes one durable file.
 
 Rules of the file:
   1. A segment or stub appears by rename, after its bytes are durable. So a bad one is damage, never a crash.
-  2. A payload is never copied on its way to the file, unless it is so small that a copy is cheaper than one
+  2. A payload is never copied before it is written, unless it is so small that a copy is cheaper than one
      more buffer.
-  3. Writing goes by steps, each of them so small that other users of disk and interpreter hardly wait.
-     `pause` is called after each, in the thread that writes, with the bytes of the step: to sleep there
-     bounds the rate, to raise there ends the write as any failure does.
+  3. Writing goes in small steps, so that other users of disk and interpreter hardly wait. After each step the
+     writing thread calls `pause` with the bytes of the step: sleeping there bounds the rate, raising there
+     ends the write like any failure.
 
 Invariants:
   ASCENDING      seqs rise from batch to batch (there may be holes), times never fall.
-  FROM_BATCHES   all of the file, and so its index, follows from generation, serial and batches alone:
-                 `build_index` gives without a disk the index that `write_segment` writes.
+  FROM_BATCHES   generation, serial and batches determine every byte of the file, and so its index:
+                 `build_index` returns without a disk the index that `write_segment` writes.
   ALIGNED        every batch begins at a multiple of eight.
-  COLUMNS_EVEN   the columns of the batch index have one entry for each batch.
+  COLUMNS_EVEN   each column of the batch index has one entry per batch.
   WRITTEN_WHOLE  a file is as long as its index says.
-  FINISHED       the index of a segment is known when its last byte is given out.
+  FINISHED       the index of a segment is known after its last byte was yielded.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from shard.storage.segments.tag_writer import TagIndexBuilder
 from shard.storage.sources import PADDING, Source, checksum_of, padded_length
 from streams.protocol.model.records import Batch
 
-#: A step is over when it has `STEP_BYTES` or this many batches. To take in a batch costs some 4 µs, a tagged
-#: record 0.3, so a step is a millisecond of work or two.
+#: A step ends at `STEP_BYTES` or this many batches. A batch costs about 4 µs and a tagged record 0.3 µs, so a
+#: step takes one or two milliseconds.
 STEP_BATCHES = 256
-#: After this much the file is synced, so that a commit of the log never queues behind a whole segment. Beside
-#: a write at full speed a commit took 0.6 ms in the median with 1 MiB, 2.9 with 4, and the write as long.
+#: Bytes between syncs of the file, so that a commit of the log never waits for a whole segment. Beside a
+#: write at full speed a commit took 0.6 ms (median) with 1 MiB, 2.9 ms with 4; the write took equally long.
 SYNC_BYTES = 1 << 20
 #: Batches up to this size are joined into one buffer: the copy costs less than two more buffers do.
 _JOIN_BYTES_MAX = 4096
 
 
 def no_pause(written_bytes: int) -> None:
-    """For a write that may be as fast as it can."""
+    """A pause for writes without a rate limit."""
 
 
 def build_index(*, generation: int, serial: int, batches: Iterable[Batch]) -> SegmentIndex:
-    """The index of a segment of these batches, without writing it: see FROM_BATCHES.
+    """Return the index of a segment of these batches, without writing it: see FROM_BATCHES.
 
-    It costs what writing costs but for the disk: every payload is hashed, every tag indexed.
+    It costs as much as writing except for the disk: every payload is hashed, every tag indexed.
     """
     builder = _Builder(generation=generation, serial=serial)
     for batch in batches:
@@ -75,7 +75,7 @@ def build_index(*, generation: int, serial: int, batches: Iterable[Batch]) -> Se
 
 
 def layout(batches: Iterable[Batch]) -> array[int]:
-    """Where each batch will begin in the file."""
+    """Return the offset of each batch in the file."""
     offsets = array("Q")
     offset = HEADER_BYTES
     for batch in batches:
@@ -93,13 +93,13 @@ def write_segment(
     batches: Iterable[Batch],
     pause: Callable[[int], None] = no_pause,
 ) -> SegmentIndex:
-    """Make a segment durable under its name. A write that fails leaves no segment and raises what came.
+    """Make a segment durable under its name. A failed write leaves no segment and raises.
 
-    Batches are taken one by one and let go of, so they may come from a generator; one at least must come.
+    Batches are taken one by one and released, so they may come from a generator. There must be at least one.
     """
     builder = _Builder(generation=generation, serial=serial)
     steps = _steps(builder, batches)
-    first = next(steps)  # before anything is created: the name is known only with the first batch
+    first = next(steps)  # before anything is created: the name depends on the first batch
     size = _write_file(disk, f"{directory}/{builder.name}", chain((first,), steps), pause)
     assert size == builder.index().file_bytes, "WRITTEN_WHOLE"
     return builder.index()
@@ -108,8 +108,8 @@ def write_segment(
 def _write_file(
     disk: DiskLike, path: str, steps: Iterable[list[Buffer]], pause: Callable[[int], None]
 ) -> int:
-    """Make a file durable in a directory of a directory, and return its size; or raise what came, and leave
-    things as they were."""
+    """Make a file durable, create its two parent directories, and return its size. A failure leaves no
+    file."""
     folder = parent_of(path)
     directory = parent_of(folder)
     disk.mkdir(directory)
@@ -136,8 +136,8 @@ def _write_file(
         current_path = path
         disk.fsync_dir(folder)
     except BaseException:
-        # Nobody knows of this file yet, unless it took the place of one that is the same and that somebody
-        # may know. A file that cannot be removed now is found by the next listing of the directory.
+        # Nothing refers to this file yet, unless it replaced an identical one. A file that cannot be removed
+        # now is found by the next listing of the directory.
         if current_path != path or is_new:
             with suppress(OSError):
                 disk.unlink(current_path)
@@ -146,7 +146,7 @@ def _write_file(
 
 
 def _steps(builder: _Builder, batches: Iterable[Batch]) -> Iterator[list[Buffer]]:
-    """The whole file in order, in runs of buffers."""
+    """Yield the whole file in order, in runs of buffers."""
     step: list[Buffer] = []
     start = count = 0
     for batch in batches:
@@ -168,9 +168,9 @@ def _steps(builder: _Builder, batches: Iterable[Batch]) -> Iterator[list[Buffer]
 def copy_segment(
     disk: DiskLike, directory: str, source: Source, *, pause: Callable[[int], None] = no_pause
 ) -> SegmentIndex:
-    """Make a segment that is elsewhere durable here, every byte of it verified on its way.
+    """Copy a segment from a source to this disk durably, and verify every byte.
 
-    It fails as `write_segment` does, and with `Corrupt` if what the source has is damaged.
+    It fails like `write_segment`, and with `Corrupt` if the source is damaged.
     """
     index = open_segment(source)
     size = _write_file(disk, f"{directory}/{index.name}", verified_bytes(source, index), pause)
@@ -179,8 +179,7 @@ def copy_segment(
 
 
 def write_stub(disk: DiskLike, directory: str, index: SegmentIndex) -> None:
-    """Make the stub of a segment durable, beside where the segment is or was. It fails as `write_segment`
-    does; to write it again is harmless."""
+    """Make the stub of a segment durable. It fails like `write_segment`; writing it again is harmless."""
     columns = encode_columns(index)
     header = encode_header(STUB, index.generation, index.serial, index.first_seq)
     step: list[Buffer] = [header, columns, encode_footer(index, columns)]
@@ -189,7 +188,7 @@ def write_stub(disk: DiskLike, directory: str, index: SegmentIndex) -> None:
 
 
 class _Builder:
-    """Takes batches in, gives the file's bytes out, and ends up with the index. Pure."""
+    """Turns batches into the bytes of a file, and builds the index. Pure."""
 
     def __init__(self, *, generation: int, serial: int) -> None:
         self._generation = generation
@@ -211,7 +210,7 @@ class _Builder:
         self._next_seq = 0
         self._last_ts = -(1 << 63)
         self._index: SegmentIndex | None = None
-        #: Where the next batch begins; the header is given out with the first one.
+        #: Offset of the next batch. The header is emitted with the first one.
         self.offset = 0
 
     def __repr__(self) -> str:
@@ -263,7 +262,7 @@ class _Builder:
         return buffers
 
     def finish(self) -> Iterator[bytes]:
-        """The bytes that follow the last batch. When they have all been taken, `index` is known."""
+        """Yield the bytes after the last batch. After the last of them `index` is known."""
         assert self.offset > 0, "FINISHED: a segment holds a batch at least"
         batches = len(self._columns["first_seqs"])
         assert all(len(column) == batches for column in self._columns.values()), "COLUMNS_EVEN"
@@ -280,7 +279,7 @@ class _Builder:
             record_bytes=self._record_bytes,
             file_bytes=directory.offset + directory.length + FOOTER_BYTES,
             directory=directory,
-            # A copy is as long as it needs to be; an array that grew has room to spare.
+            # Copies have no spare capacity, unlike arrays that grew.
             **{name: column[:] for name, column in self._columns.items()},
         )
         yield encode_footer(self._index, columns)
