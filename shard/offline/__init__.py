@@ -1,15 +1,15 @@
-"""Tools for folders that no shard serves: restore, repair, verify, inspect, reshard.
+"""Tools for data folders that no shard serves: restore, repair, verify, inspect, reshard.
 
-restore, restore_objects    a backup, or what the object store has, into folders of new shards
-box_cuts                    what a restore to a point in time cuts off a box, for other boxes
-reconcile                   makes the shards of a restore agree about what names two boxes
+restore, restore_objects    restores a backup, or the object store's data, into folders of new shards
+box_cuts                    records what a restore to a point in time cuts off a box
+reconcile                   makes restored shards agree about state that two boxes share
 payload_loading             loads the payloads that a read of sealed records is missing
 repair                      builds a new folder from a damaged one: log_repair recovers the state,
                             segment_repair rewrites segments, repair_findings holds losses and notes
-lost_ranges                 which seqs of a box are missing
-verify, inspect             looks at every byte; shows what is in a file
-reshard                     boxes into another number of shards
-claim_cold                  the owner's mark in the cold store
+lost_ranges                 finds the seqs of a box that are missing
+verify, inspect             checks every byte; shows the contents of a file
+reshard                     moves boxes into another number of shards
+claim_cold                  claims the cold store for a server that starts
 clock                       the system clock
 
 Commands of `streams/cli` call restore, repair, verify and inspect. The supervisor starts reshard and

@@ -19,27 +19,27 @@ from streams.protocol.model.records import Batch
 
 
 class Cut(NamedTuple):
-    """What a restore up to a time has cut off the end of a box, as far as it concerns other boxes."""
+    """The end of a box that a restore to a point in time cuts off, as far as it concerns other boxes."""
 
-    #: Records that routers had brought.
+    #: Number of records that routers had copied here.
     copies: int = 0
-    #: Whether nothing in there was gone already. If not, the other numbers are too low.
+    #: True if no record of the cut part was missing already. If False, the other numbers are too low.
     is_whole: bool = True
-    #: By the origin of each router that copies from here: the seqs that it would have copied.
+    #: By the origin of each router that copies from here: the cut seqs that it copies.
     copied_seqs: Mapping[str, BitMap64] = MappingProxyType({})
-    #: Dead letters that came later than the time and were kept: they may be all that is left of a job.
+    #: Dead letters that are later than the time and are retained: they may be the only copy of a job.
     letters: tuple[Letter, ...] = ()
-    #: Seqs of those, and of jobs that came back from being dead letters.
+    #: Seqs of these letters, and of jobs that were requeued from dead letters.
     retained_seqs: BitMap64 = BitMap64()
-    #: Of a box with `compact: "tag"`: how many keys may be gone with it, because compaction has dropped the
-    #: records that they had before.
+    #: In a box with `compact: "tag"`: how many tags may be lost, because compaction has deleted their earlier
+    #: records.
     keys: int = 0
-    #: The head before the cut; 0 = nothing was cut.
+    #: The head before the cut; 0 if nothing was cut.
     head_seq: int = 0
 
 
 def survey_cut(box: Box, seq: int, store: SegmentStore) -> Cut:
-    """What lies behind `seq` in a box from which everything there is about to be cut off."""
+    """Describe the records after `seq`, which are about to be cut off a box."""
     outboxes = [outbox for outbox in box.outboxes.values() if isinstance(outbox, RouterOutbox)]
     lines = [line_of(origin) for origin in box.origins if router_of(origin) is None]
     takes_letters = any(line is not None and line.is_dead for line in lines)
@@ -53,8 +53,8 @@ def survey_cut(box: Box, seq: int, store: SegmentStore) -> Cut:
     retained_seqs, letters = BitMap64(), list[Letter]()
     copies = 0
     next_seq = seq + 1
-    # A cut begins at a live record. Copies of several routers that were deleted in front of it may be later
-    # than the time, too; those of one router are all earlier in its source than what is cut.
+    # A cut begins at a live record. With several routers, deleted copies before the cut may be later than the
+    # time, too. With one router, all copies before the cut are earlier in its source.
     is_whole = routers < 2 or not _is_deleted(log, seq)
     for batch in _batches_after(log, seq, store):
         first = max(0, seq + 1 - batch.first_seq)
@@ -80,10 +80,10 @@ def survey_cut(box: Box, seq: int, store: SegmentStore) -> Cut:
 
 
 def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
-    """How many tags at most had a record at or before `seq` that is gone, and have one behind it.
+    """Return how many tags, at most, have a record after `seq` and had one at or before it that is gone.
 
-    What was written first behind `seq` cannot be told from that. So it is no more than there are records
-    missing at or before it.
+    A tag may also be new after `seq`, and nothing tells the two apart. So the result is at most the number of
+    records that are missing at or before `seq`.
     """
     log = box.log
     missing = seq - load_missing(store, lambda: log.live_before(seq + 1))[0]
@@ -110,7 +110,7 @@ def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
 
 
 def _batches_after(log: Log, seq: int, store: SegmentStore) -> Iterator[Batch]:
-    """Batches that reach beyond `seq`, one at a time: of a long time they would not fit into memory."""
+    """Yield the batches that reach beyond `seq`, one at a time: together they might not fit into memory."""
     for segment in log.segments:
         if segment.last_seq > seq:
             for at in range(segment.from_seq(seq + 1), len(segment)):
@@ -129,7 +129,7 @@ def _is_deleted(log: Log, seq: int) -> bool:
 
 
 def is_gap(log: Log, next_seq: int, seq: int) -> bool:
-    """Whether records were lost between two batches. A hole that readers are told of is none."""
+    """Return True if records between two batches are missing without a hole that readers see."""
     while next_seq < seq:
         hole = log.hole_after(next_seq - 1)
         if hole is None or hole.first_seq > next_seq:

@@ -1,10 +1,10 @@
-"""Claims the cold store for a server that starts: a process of the supervisor's, which must not import this.
+"""Claims the cold store for a server that starts. The supervisor runs it as a process of its own.
 
-It prints one line of JSON and ends with 0:
+It prints one line of JSON and exits with 0:
 
-    {}                        the store is this server's
-    {"refused": "…"}          the server must not start: the store cannot be one, or is another server's
-    {"away": "…"}             the store does not answer; shards look again before they change anything there
+    {}                        this server owns the store
+    {"refused": "…"}          the server must not start: the location is invalid, or another server owns it
+    {"away": "…"}             the store does not answer; shards check again before they change it
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from streams.config import CHILD_CONFIG_VARIABLE, Config
 
 
 def owner_of(server: str, data_dir: str) -> Owner:
-    """The mark of a data directory on this host."""
+    """Return the owner entry of a data directory on this host."""
     return Owner(server, socket.gethostname(), data_dir, time.time_ns() // 1_000_000)
 
 
 def claim(location: str, owner: Owner) -> dict[str, str]:
+    """Claim the store, and return the line to print."""
     next_step = (
-        "Give this server a place of its own with STREAMS_COLD_DIR. Or, if this data directory was restored "
+        "Give this server its own location with STREAMS_COLD_DIR. Or, if this data directory was restored "
         "in place of that server, or that server is gone for good: make sure that it is stopped, run "
         f"`streams takeover --data-dir {owner.data_dir} --cold-dir {location}`, and start again"
     )
@@ -40,7 +41,7 @@ def claim(location: str, owner: Owner) -> dict[str, str]:
     except ColdConfigError as error:
         return {"refused": f"{error} It is set by STREAMS_COLD_DIR"}
     except ColdDamaged as error:
-        unclear = f"{location}: {error.name} does not say whose cold store it is: {error.reason}"
+        unclear = f"{location}: {error.name} does not name the owner of the cold store: {error.reason}"
         return {"refused": f"{unclear}. {next_step}"}
     except ColdError as error:
         return {"away": str(error)}
@@ -65,4 +66,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    process.leave(main())  # threads of obstore would abort an interpreter that is taken down around them
+    process.leave(main())  # threads of obstore abort an interpreter that shuts down normally

@@ -1,6 +1,6 @@
-"""What stands in a file of a shard: one row a frame, a batch or a box. It only reads, and tells of damage.
+"""Shows the contents of a shard's file: one row per frame, batch or box. Read-only; damage is reported.
 
-Payloads are never part of a row, but for the records of a segment when they are asked for.
+Rows contain no payloads, except the records of a segment on request.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, ReadAhead
 from streams.protocol.model.records import Batch
 
-#: Items of a list that are shown; of longer ones, how many there are.
+#: Longer lists are shown as their length.
 _ITEMS_MAX = 8
 
 Row = dict[str, Any]
 
 
 class UnknownFileKind(Exception):
-    """A file that no shard has written."""
+    """The file has no name that a shard gives its files."""
 
 
 def inspect(disk: DiskLike, path: str, *, records: bool = False) -> Iterator[Row]:
-    """The rows of one file, by its name. Damage is a row with `problem`."""
+    """Yield the rows of one file, by its name. Damage is a row with `problem`."""
     reader = _READERS.get(PurePosixPath(path).suffix)
     if reader is None:
         raise UnknownFileKind(
@@ -127,7 +127,7 @@ def _state(disk: DiskLike, path: str) -> ShardState:
 
 
 def _box_names(disk: DiskLike, directory: str) -> dict[int, str]:
-    """By generation, as far as the newest snapshot knows them."""
+    """Return the box names by generation, from the newest snapshot."""
     try:
         snapshot = Snapshots(disk, directory).load_newest()
     except Corrupt:
@@ -151,5 +151,5 @@ def _summarize(value: Any) -> Any:
 
 
 def _words(name: str) -> str:
-    """`BatchAppended` is `batch appended`."""
+    """Turn `BatchAppended` into `batch appended`."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()

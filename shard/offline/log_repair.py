@@ -1,10 +1,10 @@
 """Recovers the state of a damaged shard from its snapshot and its log.
 
-Frames behind a damaged one are applied by the machine like any other, lsns aside. What tells that one of a
-box is missing: a batch that does not begin at the next seq. The seqs between are lost, and told. A box of
-which no later batch is found may have lost records too, and its seqs must not be given to others: as many
-seqs as would fit into the damaged bytes become a hole, unless the bytes say whose they were. What else a
-damaged frame may have held (a delete, a config, a box created or deleted) is not known, and stays undone.
+The machine applies frames after a damaged one like any other, except that lsns may jump. A batch that does
+not begin at the next seq of its box shows that a frame of the box is missing. The seqs in between are lost
+and reported. A box without a later batch may have lost records too, and their seqs must not be assigned
+again: as many seqs as fit into the damaged bytes become a hole, unless the bytes name another box. Other
+changes in a damaged frame (a delete, a config, a box created or deleted) are unknown and stay undone.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from shard.storage.salvage import Gap, salvage
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import Frame, Wal
 
-#: A record takes at least this in the log: `{"$seq":1,"$ts":1,"data":0}`.
+#: The smallest record in the log: `{"$seq":1,"$ts":1,"data":0}`.
 _RECORD_BYTES_MIN = 24
-#: Where no bound is known, this many seqs are skipped: as many as a disk box reserves.
+#: The most seqs that are skipped without a known bound: as many as a disk box reserves.
 _SEQS_SKIPPED_MAX = 131_072
 
 
 class LogRepair:
+    """Replays the intact part of a log into a machine."""
+
     def __init__(
         self, disk: DiskLike, source: str, shard: int, segment_repair: SegmentRepair, findings: Findings
     ) -> None:
@@ -48,13 +50,13 @@ class LogRepair:
         self._findings = findings
         self.machine = Machine(shard=shard)
         self.machine.txns.keeps_rows = True
-        #: Boxes of which something is lost, or whose numbers may not be right: to be measured again.
+        #: Boxes with losses, or with counts that may be wrong: to be counted again.
         self.suspect_boxes: dict[int, Box] = {}
-        #: False if a change behind the snapshot is missing, so that the machine may not know every segment.
+        #: False if a change after the snapshot is missing: then the machine may not know every segment.
         self._knows_all_segments = True
-        #: Boxes that may have lost records behind their head: by generation, in how many bytes.
+        #: By generation of a box that may have lost records after its head: the damaged bytes.
         self._possible_losses: dict[int, int] = {}
-        #: The lsns of what the snapshot says is held for transactions.
+        #: The lsns of the transaction chunks that the snapshot names.
         self._chunk_lsns: set[int] = set()
 
     def __repr__(self) -> str:
@@ -63,6 +65,7 @@ class LogRepair:
     # -- up to the snapshot
 
     def recover(self) -> None:
+        """Recover the machine from the newest intact snapshot and the intact frames of the log."""
         state = self._newest_state()
         snapshot_lsn = state.lsn if state is not None else 0
         facts_of = {facts.generation: facts for facts in state.boxes} if state is not None else {}
@@ -103,11 +106,11 @@ class LogRepair:
             first = next(iter(salvage(self._disk, f"{self._source}/wal")), None)
             if isinstance(first, Frame) and first.lsn == 1:
                 self._findings.notes.append(
-                    f"{damage.path}: no snapshot is whole; the log is, from its begin"
+                    f"{damage.path}: no snapshot is intact; the log alone was used, from lsn 1"
                 )
                 return None
             raise CannotRepair(
-                f"{damage}: no snapshot of this shard is whole, and its log does not reach back to the begin"
+                f"{damage}: no snapshot of this shard is intact, and its log does not begin at lsn 1"
             ) from damage
         if snapshot is None:
             return None
@@ -118,7 +121,7 @@ class LogRepair:
 
     def _hydrate(self, batch_boxes: dict[int, Box], frame: Frame) -> None:
         box = batch_boxes.pop(frame.lsn, None)
-        if frame.lsn in self._chunk_lsns:  # one that is damaged is missed when its transaction is committed
+        if frame.lsn in self._chunk_lsns:  # a damaged one is noticed when its transaction is committed
             chunk = frames.decode(frame.kind, frame.version, frame.content)
             assert isinstance(chunk, changes.TxnHeld)
             self.machine.txns.give_back(chunk, frame.lsn)
@@ -129,14 +132,14 @@ class LogRepair:
             box.log.hydrate(change.batch)
 
     def _hydrate_retained(self) -> None:
-        """Gives back chunks from files of the log that were kept for them."""
+        """Load transaction chunks from retained log files."""
         retained_frames = Wal(self._disk, f"{self._source}/wal").scan_retained()
         try:
             for frame in retained_frames:
                 self._hydrate({}, frame)
         except Corrupt as damage:
             self._findings.notes.append(
-                f"{damage.path}: {damage.reason}; rows that were held in it may be lost"
+                f"{damage.path}: {damage.reason}; held rows of transactions in it may be lost"
             )
 
     def _settle(
@@ -145,7 +148,7 @@ class LogRepair:
         batch_boxes: dict[int, Box],
         missing_segments: set[tuple[int, int]],
     ) -> None:
-        """All that the snapshot names and that is whole has been given back."""
+        """Report missing batches and segments, after all intact ones of the snapshot are loaded."""
         for generation in {box.generation for box in batch_boxes.values()} | {
             each for each, _ in missing_segments
         }:
@@ -156,10 +159,10 @@ class LogRepair:
         self.machine.hydrated()
         self._render_commits()
 
-    # -- behind the snapshot
+    # -- after the snapshot
 
     def _skip_gap(self, gap: Gap) -> None:
-        """Frames are missing. Whatever they changed, what the next ones say is not to be relied on."""
+        """Handle missing frames: the counts in later frames are not trusted any more."""
         self._knows_all_segments = False
         self.suspect_boxes.update(self.machine.generations)
         guess = gap.guess if gap.first_lsn == gap.last_lsn else None
@@ -170,14 +173,16 @@ class LogRepair:
         self.machine.lsn = gap.last_lsn
 
     def _lose_batch(self, claim: frames.BatchClaim | None, size: int) -> None:
-        """One frame is damaged, and holds a batch, or gives seqs in another way. A flipped bit in its front
-        has been put right (`storage/salvage.py`), so a generation there is believed; how many records there
-        were only if the batch fits where its box stands and says so twice."""
+        """Handle one damaged frame that holds a batch, or uses up seqs in another way.
+
+        A flipped bit in its front has been repaired (`storage/salvage.py`), so a generation there is trusted.
+        The number of records is trusted only if the batch continues its box and two of its parts agree.
+        """
         own = None if claim is None else self.machine.generations.get(claim.generation)
         if claim is None or own is None:
             self._suspect(self.machine.generations, size)
         elif claim.is_kept and claim.first_seq_taken <= own.log.head_seq:
-            pass  # it is there from before, or was to be stored (`_adjust`)
+            pass  # the batch exists already, or was about to be stored (`_adjust`)
         elif (
             claim.first_seq_taken == own.log.head_seq + 1
             and claim.is_count_sure
@@ -195,8 +200,8 @@ class LogRepair:
         box.log.head_seq = head_seq + records
 
     def _suspect(self, generations: Mapping[int, Box], size: int) -> None:
-        """Records of these boxes may have been among so many bytes that are damaged, until a later batch of
-        the box tells where it stood."""
+        """Note that records of these boxes may have been in damaged bytes, until a later batch shows the next
+        seq."""
         for generation in generations:
             self._possible_losses[generation] = max(size, self._possible_losses.get(generation, 0))
 
@@ -204,7 +209,9 @@ class LogRepair:
         try:
             change = frames.decode(frame.kind, frame.version, frame.content)
         except frames.UnknownFrame as error:
-            raise CannotRepair(f"{self._source}/wal: {error}; use the version that wrote it") from error
+            raise CannotRepair(
+                f"{self._source}/wal: {error}; use the server version that wrote it"
+            ) from error
         try:
             change = self._adjust(change)
             self.machine.lsn = frame.lsn - 1
@@ -222,23 +229,23 @@ class LogRepair:
         return box
 
     def _adjust(self, change: Change) -> Change:
-        """Says what missing frames must have said. Returns what the change is, now that they are missing."""
+        """Apply the effect of missing frames, and return the change in the form that fits without them."""
         if isinstance(change, changes.BoxCreated):
             old = self.machine.boxes.get(change.name)
-            if old is not None and not old.is_memory:  # it was deleted in between
+            if old is not None and not old.is_memory:  # the frame that deleted it is missing
                 self.machine.apply(changes.BoxDeleted(old.generation), 0)
         elif isinstance(change, BatchAppended):
             self._lose_before(change.generation, _begins_at(change))
         elif isinstance(change, BatchKept):
             box = self._require(change.generation)
             self._lose_unrendered_before(box, change.batch.first_seq)
-            is_new = change.batch.first_seq > box.log.head_seq  # by a transaction of which a frame is missing
-            if is_new or (box.is_memory and not box.log.awaited):  # or it was to be stored: see below
+            is_new = change.batch.first_seq > box.log.head_seq  # from a transaction with a missing frame
+            if is_new or (box.is_memory and not box.log.awaited):  # or it was about to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
                 return BatchAppended(change.generation, change.batch, box.last_append_ms)
         elif isinstance(change, changes.BoxConfigured):
             box = self._require(change.generation)
-            if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
+            if box.log.awaited:  # its memory records were stored, and some of the frames are damaged
                 self._lose(box, find_uncovered(box), "a frame of the log is damaged")
                 offline_edits.recount(box.log)
         elif isinstance(change, changes.SeqsLost):
@@ -246,7 +253,7 @@ class LogRepair:
         elif isinstance(change, changes.SegmentSealed):
             self._seal_before(change)
         elif isinstance(change, changes.RecordsDeleted):
-            # Batch by batch, so that it fails at once if the segments are not those that it was made for.
+            # Batch by batch, so that it fails at once if the segments have changed.
             return msgspec.structs.replace(change, groups=())
         elif isinstance(change, changes.TxnCommitted):
             for part in change.parts:
@@ -254,8 +261,7 @@ class LogRepair:
         return change
 
     def _render_commits(self) -> None:
-        """Renders the rows of commits of which all chunks are whole. Others have what the frames behind them
-        hold."""
+        """Render the rows of commits whose chunks are all intact. Others rely on later frames."""
         for commit in list(self.machine.txns.commits.values()):
             if all(commit.left(box) >= rows.count for box, rows in commit.places.items()):
                 step = commit.plan(1 << 62)
@@ -263,7 +269,7 @@ class LogRepair:
                 self.machine.keep_rendered(commit, batches, len(step.chunks))
 
     def _lose_unrendered_before(self, box: Box, first_seq: int) -> None:
-        """The rows of a commit before the batch that is found next are lost."""
+        """Lose the rows of a commit before the next intact batch."""
         at = box.log.tail.at(first_seq)
         rows = None if at is None else box.log.tail.batches[at]
         if isinstance(rows, UnrenderedRows) and rows.first_seq < first_seq:
@@ -272,7 +278,7 @@ class LogRepair:
             offline_edits.recount(box.log)
 
     def _lose_unrendered(self) -> None:
-        """What was not rendered by now is damaged."""
+        """Lose all rows that are not rendered yet: their chunks are damaged."""
         for box in self.machine.boxes.values():
             for rows in box.log.tail.unrendered():
                 self._lose(box, [(rows.first_seq, rows.last_seq)], "rows of a transaction are damaged")
@@ -281,7 +287,7 @@ class LogRepair:
         self.machine.txns.give_up_commits()
 
     def _lose_before(self, generation: int, first_seq: int) -> None:
-        """Between the head of a box and its next batch there is nothing, unless that is lost."""
+        """Lose the seqs between the head of a box and its next batch."""
         self._possible_losses.pop(generation, None)
         box = self._require(generation)
         head_seq = box.log.head_seq
@@ -290,8 +296,11 @@ class LogRepair:
             box.log.head_seq = first_seq - 1
 
     def _seal_before(self, change: changes.SegmentSealed) -> None:
-        """Batches are sealed in order. If older ones are not, the frame that said so is missing, and their
-        file is there: it holds what they hold. If it is not, they would be taken for sealed: lost."""
+        """Seal older batches whose frame is missing.
+
+        Batches are sealed in order, so the segment file of the older ones should exist. If it does not, they
+        are lost.
+        """
         box = self._require(change.generation)
         log = box.log
         first_seq = Segment.from_bytes(change.generation, change.serial, change.columns).first_seq
@@ -307,10 +316,10 @@ class LogRepair:
             self.machine.apply(earlier_seal, 0)
 
     def _apply_partly(self, change: Change) -> None:
-        """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
+        """Apply the deletes of a change that cannot be applied as a whole, and skip the rest."""
         self._knows_all_segments = False
         if isinstance(change, changes.TxnCommitted):
-            # Rows that were held are missing. Those of the batches are in the frames behind this one.
+            # Held rows are missing. The batches are in the frames after this one.
             mark = Mark(change.epoch, change.query, change.at_ms, owner=change.owner, once=change.once)
             self.machine.txns.note_mark(change.writer, mark)
             for part in change.parts:
@@ -332,17 +341,21 @@ class LogRepair:
             self._drop_before(box, change.before_seq)
         if isinstance(change, BatchAppended):
             self._drop_before(box, max(change.trim_before_seq, change.evict_before_seq))
-            self._lose(box, [(change.batch.first_seq, change.batch.last_seq)], "it does not fit into its box")
+            self._lose(
+                box,
+                [(change.batch.first_seq, change.batch.last_seq)],
+                "its batch contradicts the state of the box",
+            )
             log.head_seq = max(log.head_seq, change.batch.last_seq)
 
     def _drop_before(self, box: Box | None, before_seq: int) -> None:
-        """Records before this seq were deleted or evicted by a change that cannot be applied as a whole."""
+        """Drop records before this seq, which a partly applied change deleted or evicted."""
         if box is not None and before_seq:
             self.suspect_boxes[box.generation] = box
             box.log.earliest_seq = max(box.log.earliest_seq, min(before_seq, box.log.head_seq + 1))
 
     def _skip_seqs(self) -> None:
-        """Boxes of which nothing came behind a gap may have lost records in it."""
+        """Skip seqs of boxes that may have lost records in a gap."""
         for generation, size in self._possible_losses.items():
             box = self.machine.generations.get(generation)
             seq_count = min(_SEQS_SKIPPED_MAX, size // _RECORD_BYTES_MIN)
@@ -350,7 +363,7 @@ class LogRepair:
                 continue
             head_seq = box.log.head_seq
             last_seq = head_seq + seq_count
-            if box.is_disk:  # up to here its seqs may have been given, and lost once before
+            if box.is_disk:  # seqs up to here may have been assigned and lost before
                 last_seq = max(last_seq, box.reserved_seq)
             why = "a frame of the log is damaged, and may have been of this box"
             self._lose(box, [(head_seq + 1, last_seq)], why)
@@ -363,7 +376,6 @@ class LogRepair:
 
 
 def _begins_at(change: BatchAppended) -> int:
-    """The first seq that a write takes: copies behind a loss of their source begin with the hole that tells
-    of it."""
+    """Return the first seq that a write uses: copies after a loss at their source begin with a hole."""
     follows_loss = isinstance(change, changes.BatchForwarded) and change.lost > 0
     return change.batch.first_seq - follows_loss

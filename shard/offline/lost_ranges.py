@@ -1,4 +1,4 @@
-"""Finds the seqs of a box that are missing, from its batches and from what its snapshot names."""
+"""Finds the seqs of a box that are missing, from its batches and from the names in its snapshot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shard.core.changes import BoxFacts
 
 
 def find_uncovered(box: Box) -> list[tuple[int, int]]:
-    """Seqs that are in no batch. Some of them may have been dead; which, nobody knows any more."""
+    """Return the ranges of seqs that are in no batch. Some of them may have been dead; nothing says which."""
     ranges: list[tuple[int, int]] = []
     next_seq = box.log.earliest_seq
     for span in box.log.spans():
@@ -22,11 +22,13 @@ def find_uncovered(box: Box) -> list[tuple[int, int]]:
 
 
 def find_lost(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:
-    """Between which seqs the batches were that could not be given back: what the snapshot named, in order,
-    and the seqs of its neighbours that are there."""
+    """Return the ranges of seqs whose batches are missing.
+
+    They follow from the order of batches in the snapshot and from the seqs of their intact neighbours.
+    """
     present = {batch.lsn: batch for batch in box.log.tail.batches}
     there = {segment.serial: segment for segment in box.log.segments}
-    #: (first seq, last seq) of each in order; 0 where it is not known.
+    #: (first seq, last seq) of each segment and batch, in order; 0 if unknown.
     places: list[tuple[int, int]] = []
     for each in facts.segments:
         segment = there.get(each.serial)

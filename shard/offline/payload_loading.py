@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def load_missing(store: SegmentStore, read: Callable[[], T]) -> T:
-    """Asks again with what it was missing, until it misses nothing."""
+    """Call `read`, load the payload that it is missing, and repeat until nothing is missing."""
     while True:
         try:
             return read()

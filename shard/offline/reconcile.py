@@ -1,20 +1,20 @@
-"""Makes the shards of a restore agree about everything that names two boxes.
+"""Makes the shards of a restore agree about state that two boxes share.
 
-A backup has each shard as of its own moment, and a restore up to a time cuts each box by its own times. So
-two boxes that share something may not agree, and what each of them would do next is wrong:
+A backup captures each shard at its own moment, and a restore to a point in time cuts each box by its own
+times. So two boxes that share state may disagree, and each would act wrongly:
 
-    a destination above its source's head    seqs that the source gives again would count as repeats
-    a source above its destination           what is missing would be sent with the next write only
-    a dead letter in both boxes, or in none  its job would be done twice, or never
+    a destination above its source's head    new records with these seqs would count as duplicates
+    a source above its destination           missing copies would be sent only with the next write
+    a dead letter in both boxes, or in none  its job would run twice, or never
     one end of a router without the other    the router would be dropped
     a stream without its basin               the stream would be deleted
 
 Rules of the file
-- It runs when all shards are restored and none is served. Every correction is a change like any other: the
-  machine applies it, and it is logged behind what was restored.
-- A seq or position that any box has seen is never given a second time.
-- Copies are sent again where it is known which are missing; where it is not, the loss is reported at once, as
-  a `source_trim` tombstone in the destination. Nothing is copied twice.
+- It runs after all shards are restored and before any is served. Every correction is an ordinary change: the
+  machine applies it, and it is logged after the restored changes.
+- A seq or position that any box has seen is never assigned again.
+- Copies are sent again if it is known which are missing. Otherwise the loss is reported at once, as a
+  `source_trim` tombstone in the destination. Nothing is copied twice.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ ShardChanges = list[tuple[int, Change]]
 
 
 class Corrections(NamedTuple):
-    #: Seqs that their box skips, because another box has copies of records that this one does not have.
+    """Counts of the corrections."""
+
+    #: Seqs that a box skips, because another box has copies of records that this box does not have.
     skipped_seqs: int = 0
-    #: Copies that are missing for good; each box with some of them tells its readers.
+    #: Copies that are lost; readers of their boxes see a tombstone.
     missing_copies: int = 0
 
 
 class _RouterPair(NamedTuple):
-    """A router with both its ends."""
+    """A router with both of its ends."""
 
     router: Router
     source: Box
@@ -61,7 +63,8 @@ class _RouterPair(NamedTuple):
 
 
 class Reconciler:
-    """Compares the shards of a restore, and corrects them. `made` has the changes of each shard."""
+    """Compares the shards of a restore, and corrects them. `changes_by_shard` has the changes of each
+    shard."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Reconciler:
         until_ms: int | None,
         now_ms: int,
     ) -> None:
-        """`cuts` by the generation of the box; `younger` are boxes that a cut has left out whole."""
+        """`cuts` by the generation of the box; `later_boxes` are boxes that a cut has left out entirely."""
         self._machines = machines
         self._stores = stores
         self._owner_of = owner_of
@@ -133,7 +136,7 @@ class Reconciler:
         return load_missing(self._store(box), ask)
 
     def _report_missing(self, box: Box, count: int) -> None:
-        """Tells the readers of a box that so many copies never came."""
+        """Add a hole to a box, so that its readers see that `count` copies are missing."""
         seq = box.log.head_seq + 1
         self._reserve(box, seq)
         self._change(box, changes.SeqsLost(box.generation, seq, seq, count))
@@ -148,8 +151,11 @@ class Reconciler:
     # -- registers
 
     def _settle_basins(self) -> None:
-        """A basin that was made after the first shard was captured is registered for its streams. One that is
-        younger than the time, and has none, goes."""
+        """Register basins that streams need, and drop basins without streams that are later than the time.
+
+        A basin that was created after the capture of the first shard is missing there, but its streams may
+        exist.
+        """
         register = self._machines[0].basins
         last_number = register.last_number
         numbers: set[int] = set()
@@ -172,7 +178,7 @@ class Reconciler:
         return list(self._machines[0].routers.routers.values())
 
     def _detach_unregistered(self) -> None:
-        """Ends of routers that are not registered go, so that their numbers can be given to others."""
+        """Detach ends of routers that are not registered, so that their numbers can be reused."""
         origins = {router.origin for router in self._routers()}
         for machine in self._machines:
             for box in list(machine.boxes.values()):
@@ -186,8 +192,11 @@ class Reconciler:
     # -- routers
 
     def _pair_ends(self, router: Router) -> list[_RouterPair]:
-        """Both ends of a router, the one that is missing made from the other. Empty where there is nothing to
-        compare. A router that has lost a box is dropped when the server starts."""
+        """Return both ends of a router, and create a missing end from the other.
+
+        Returns an empty list if there is nothing to compare. A router that has lost a box is dropped when the
+        server starts.
+        """
         source, dest = self._box(router.route.source), self._box(router.route.dest)
         if source is None or dest is None:
             return []
@@ -195,7 +204,7 @@ class Reconciler:
         outbox, origin_state = source.outboxes.get(origin), dest.origins.get(origin)
         head_seq = source.log.head_seq
         if outbox is None and origin_state is None:
-            if router.is_tied:  # both boxes were captured before it was made: it begins at the head
+            if router.is_tied:  # both boxes were captured before it was created: it begins at the head
                 self._apply(0, changes.RouterRegistered(replace(router, is_tied=False, from_seq=None)))
             return []
         if outbox is None:
@@ -208,7 +217,7 @@ class Reconciler:
             outbox = source.outboxes[origin]
         assert isinstance(outbox, RouterOutbox)
         if origin_state is None:
-            # The destination was captured before it was tied: it has none of the copies that were made since.
+            # The destination was captured before it was attached: it has none of the copies.
             position = min(outbox.saved_position, head_seq)
             move = changes.OriginMoved(dest.generation, origin, source.generation, position, pinned=True)
             self._change(dest, move)
@@ -216,7 +225,7 @@ class Reconciler:
                 self._report_missing(dest, outbox.saved_total)
             origin_state = dest.origins[origin]
         if not dest.is_memory and origin_state.life > source.generation:
-            # It knows a later life of the source, which never was.
+            # It knows a later generation of the source, which the restored source never had.
             position = min(outbox.saved_position, head_seq)
             move = changes.OriginMoved(
                 dest.generation, origin, source.generation, position, origin_state.lost + 1, pinned=True
@@ -231,7 +240,7 @@ class Reconciler:
         return [_RouterPair(router, source, outbox, dest, origin_state)]
 
     def _raise_heads(self, pairs: Sequence[_RouterPair]) -> None:
-        """No source gives a seq that some destination has seen."""
+        """Raise the heads of sources above every seq that a destination has seen."""
         for pair in pairs:
             self._raise_head(pair.source, pair.origin_state.position)
 
@@ -245,7 +254,7 @@ class Reconciler:
             )
 
     def _move(self, pair: _RouterPair, position: int) -> None:
-        """Puts both ends of a router at the same position. What lies behind it is sent at the next start."""
+        """Set both ends of a router to one position. Records after it are sent at the next start."""
         origin_state = pair.origin_state
         if origin_state.position != position:
             self._change(
@@ -266,10 +275,11 @@ class Reconciler:
             self._change(source, changes.OutboxMoved(source.generation, outbox.origin, position, total))
 
     def _move_after_cut(self, pairs: Sequence[_RouterPair]) -> None:
-        """Positions of all routers into one box, from whose end a cut may have taken copies.
+        """Set the positions of all routers into one box, from whose end a cut may have removed copies.
 
-        Copies that were cut came from records that were cut as well, but for those that were on their way at
-        that time. Counting both tells how many those were: they are the last ones below the source's head.
+        Copies that were cut came from records that were cut as well, except the copies in flight at that
+        time. The difference of the two counts is their number: they are the last ones below the source's
+        head.
         """
         dest = pairs[0].dest
         cut = self._cuts.get(dest.generation, Cut())
@@ -282,7 +292,7 @@ class Reconciler:
             if pair.router.origin in source_cut.copied_seqs:
                 cut_seqs = source_cut.copied_seqs[pair.router.origin]
                 missing -= cut_seqs.range_cardinality(0, pair.origin_state.position + 1)
-            # Of records that came after the source was captured only the copies were there, and are cut.
+            # Records that came after the capture of the source existed only as copies, and these are cut.
             head_seq = source_cut.head_seq or pair.source.log.head_seq
             unseen = max(0, pair.origin_state.position - head_seq)
             is_sure &= not unseen or pair.router.route.filter is None
@@ -297,13 +307,15 @@ class Reconciler:
             self._move(pair, top)
 
     def _is_uncounted(self, origin: str) -> bool:
-        """Whether what comes from there cannot be told from what routers bring."""
+        """Return True if records from this origin look like copies of routers."""
         line = line_of(origin)
         return line is not None and not line.is_dead
 
     def _position_before_last(self, pair: _RouterPair, top: int, count: int) -> int | None:
-        """The seq of the source behind which lie `count` records, up to `top`, that the router copies. None
-        if some of those may be gone."""
+        """Return the seq of the source before the last `count` records, up to `top`, that the router copies.
+
+        Returns None if some of these records may be missing.
+        """
         log, route = pair.source.log, pair.router.route
         next_seq = top + 1
         for span in log.spans_back(top + 1):
@@ -320,10 +332,10 @@ class Reconciler:
                 count -= end - start + 1
         return None
 
-    # -- dead letters, and jobs that came back
+    # -- dead letters and requeued jobs
 
     def _drop_later_letters(self) -> None:
-        """A letter that was kept beyond the time stays if its job was there at that time."""
+        """Drop retained dead letters whose job did not exist at that time."""
         for machine in self._machines:
             for box in list(machine.boxes.values()):
                 letters = self._cuts.get(box.generation, Cut()).letters
@@ -341,7 +353,7 @@ class Reconciler:
         return letter.src_seq > queue.log.head_seq
 
     def _settle_line(self, dest: Box, origin: str) -> None:
-        """Compares a line of moves with what its destination knows of it."""
+        """Compare a line of moves with the position that its destination has."""
         line_name, origin_state = line_of(origin), dest.origins[origin]
         if line_name is None or origin_state.position == NOT_KNOWN or dest.is_memory:
             return
@@ -352,8 +364,8 @@ class Reconciler:
         last = line.last if line is not None else 0
         done_position = line.saved_position if line is not None else 0
         if origin_state.position > last:
-            # The destination has what its source has not planned yet. The source plans it now, and is told at
-            # the next start that it has arrived.
+            # The destination has moves that its source has not planned yet. The source plans them now, and
+            # learns at the next start that they have arrived.
             seqs = self._arrived_jobs(source, dest, origin_state.position - last) if line_name.is_dead else []
             padding = origin_state.position - last - len(seqs)
             sizes = self._load(source, lambda: [source.log.measure_seqs(BitMap64([seq]))[0] for seq in seqs])
@@ -367,11 +379,11 @@ class Reconciler:
             )
             self._change(source, plan)
         elif origin_state.position < done_position:
-            # The source has let go of records that never came here.
+            # The source has dropped records that never arrived here.
             self._lose_moves(dest, origin, origin_state, done_position, source.generation)
 
     def _settle_unknown_line(self, source: Box, line: Line) -> None:
-        """A destination that does not know a line yet, and whose source has let go of what it sent there."""
+        """Report moves as lost if the destination does not know the line and the source has dropped them."""
         dest = self._box(line.dest)
         if source.is_memory or not line.saved_position or dest is None or dest.is_memory:
             return
@@ -387,7 +399,7 @@ class Reconciler:
         self._report_missing(dest, position - origin_state.position)
 
     def _arrived_jobs(self, source: Box, dest: Box, count: int) -> list[int]:
-        """Jobs of a queue that are the newest `count` letters in `dest`, and still jobs."""
+        """Return jobs of a queue that are the newest `count` letters in `dest`, and are still jobs."""
         moving = {move.seq for line in source.moves.values() for move in line.moves.values()}
         job_seqs: list[int] = []
         letter_count = 0

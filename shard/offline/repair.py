@@ -1,33 +1,33 @@
-"""Makes the folder of a damaged shard whole: cuts what is damaged, invents nothing, tells what is lost.
+"""Builds a new folder from the folder of a damaged shard: drops damaged data and reports every loss.
 
-    damaged folder ──read, as far as it goes──► machine ──what is lost: holes──► ShardBuilder ──► new folder
+    damaged folder ──LogRepair, SegmentRepair──► machine, losses as holes ──ShardBuilder──► new folder
 
-| damaged                    | what is done                                                               |
+| damaged                    | repair                                                                     |
 |----------------------------|----------------------------------------------------------------------------|
-| a snapshot                 | the one before it is used, with the log since; or the log alone, from lsn 1 |
-| a frame of the log         | passed over; what is whole behind it counts (below)                        |
-| a batch in a segment       | its live records are lost; the segment is written anew without it          |
-| tags of a segment          | the segment is written anew; nothing is lost                               |
-| the index of a segment     | that of its stub is used, or of the copy in the cold store; without any all |
-|                            | its live records are lost                                                  |
-| a stub                     | it is written anew from the copy in the cold store; nothing is lost        |
-| a batch in the cold store  | its live records are lost; the rest of the segment is written anew, here,  |
-|                            | and the server drops the copy in the cold store                            |
+| a snapshot                 | uses the one before it, with the log since; or the log alone, from lsn 1   |
+| a frame of the log         | skips it; intact frames after it count (`log_repair.py`)                   |
+| a batch in a segment       | loses its live records; rewrites the segment without it                    |
+| tags of a segment          | rewrites the segment; nothing is lost                                      |
+| the index of a segment     | uses the index of its stub, or of the copy in the cold store; without any, |
+|                            | loses all its live records                                                 |
+| a stub                     | rewrites it from the copy in the cold store; nothing is lost               |
+| a batch in the cold store  | loses its live records; rewrites the rest of the segment locally, and the  |
+|                            | server drops the copy in the cold store                                    |
 
-A cold store that does not answer, or is not named, proves nothing about what is in it: then nothing is given
-up because of it, and the repair is refused.
+A cold store that does not answer, or is not configured, proves nothing about its content. The repair is
+refused instead of dropping data because of it.
 
 A server drops a copy from the cold store when it finds a stub that nothing names. So the new folder gets such
-stubs: of the copies that were waiting to be dropped, unless a damaged log may have named them, and of the
-segments that the repair gives up. If the store has no copy of such a segment, its stub stays behind: the
+stubs: of copies that were waiting to be dropped, unless a damaged log may have named them, and of segments
+that the repair drops. If the store has no copy of such a segment, its stub is not taken over: the configured
 store may be the wrong one, and the copy in the right one must survive that mistake.
 
-What a repaired shard has lost may be known to others: copies of its records, dead letters, streams. So the
-shards are compared as after a restore (`reconcile.py`), and one that has to be corrected is built anew too.
+Other shards may know records that a repaired shard has lost: copies, dead letters, streams. So the shards are
+compared as after a restore (`reconcile.py`), and a shard that needs corrections is rebuilt too.
 
 Rules of the file
 - The damaged folder is only read.
-- Numbers that changes carry are not believed behind damage: what is live is measured again, from the payload.
+- After damage, the counts in changes are not trusted: live records are counted again, from the payload.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ __all__ = ["CannotRepair", "Loss", "RepairResult", "compare_shards", "repair_sha
 
 
 class RepairResult(NamedTuple):
+    """The losses and notes of a repair, and the size of the new folder."""
+
     losses: list[Loss]
-    #: What was done beside that, for people.
+    #: Other repairs, as sentences for the operator.
     notes: list[str]
     boxes: int
     records: int
@@ -74,9 +76,11 @@ def repair_shard(
     server: str = "",
     file_bytes: int = FILE_BYTES,
 ) -> RepairResult:
-    """Builds `target`, a folder that is not there yet, from what is whole in `source`. `server` is the number
-    of the data directory, under which `cold` has its segments. With `looks_at_cold` every byte of them is
-    read, too."""
+    """Build `target`, a folder that does not exist yet, from the intact data in `source`.
+
+    `server` is the number of the data directory, which is part of the segment names in `cold`. With
+    `verifies_cold` every byte of these segments is read, too.
+    """
     store = SegmentStore(disk, f"{source}/segments", cold, server=server)
     findings = Findings()
     segment_repair = SegmentRepair(disk, source, store, findings, verifies_cold=verifies_cold)
@@ -117,8 +121,8 @@ def compare_shards(
     *,
     now_ms: int,
 ) -> tuple[Corrections, list[ShardChanges]]:
-    """Finds out what the shards do not agree about. Returns the changes of each that make them agree; nothing
-    is written."""
+    """Find the corrections that make the shards agree. Returns them with the changes of each shard; writes
+    nothing."""
     machines = [
         read_shard(disk, folder, shard=shard, open_segment=store.open)
         for shard, (folder, store) in enumerate(zip(folders, stores, strict=True))

@@ -1,13 +1,13 @@
-"""Moves boxes into the folders of another number of shards. A process of its own, started by the supervisor.
+"""Moves boxes into the folders of another number of shards. The supervisor runs it as a process of its own.
 
     old folders ──read, one after the other──► boxes, each by the slot of its name ──► new folders
 
-The supervisor has named the new folders in the manifest as being built, and puts them in force when this
-process has ended well; until then the old ones count and are only read. So it may be killed at any time: what
-it leaves is removed at the next start, and done again.
+The supervisor marks the new folders in the manifest as unfinished, and activates them when this process
+succeeds. Until then the old folders count and are only read. So it may be killed at any time: the next start
+removes the unfinished folders and starts again.
 
-Segment files get a second name in the new folder, which costs next to nothing; where the file system cannot
-do that they are copied. One old shard is in memory at a time, with the facts of all boxes beside it.
+Segment files get a hard link in the new folder, which costs almost nothing; a file system without hard links
+gets copies. One old shard is in memory at a time, plus the facts of all boxes.
 
 Arguments: --plan JSON · --parent-fd P (end of file: stop) · --report-fd R (`progress 0.42`, `error why`)
 Exit codes: 0 done · 1 a bug, or the disk failed · 2 refused · 3 damaged data.
@@ -46,15 +46,15 @@ from streams.protocol.model.slots import SLOTS, slot_of
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
 
-#: Of the free space this much is left alone, for logs, snapshots and names.
+#: Free space that is not used, for logs, snapshots and names.
 _SPARE_BYTES = 16 << 20
-#: What a frame or a box costs beside its bytes, at most.
+#: Upper bounds of the overhead of a frame and of a box.
 _FRAME_BYTES, _BOX_BYTES = 64, 1024
 
-#: Of each old shard, reading it is this part of the work.
+#: The share of reading in the work for one old shard.
 _READING = 0.5
 
-#: How much further it must be to be told again.
+#: The smallest progress that is reported.
 _STEP = 0.002
 
 Report = Callable[[float], None]
@@ -65,26 +65,28 @@ class NotEnoughSpace(Exception):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor asks for."""
+    """The request of the supervisor."""
 
     data_dir: str
-    #: Folders of the old shards, and of the new ones, by their numbers.
+    #: Folders of the old and of the new shards, by shard number.
     sources: list[str]
     targets: list[str]
-    #: The new map: runs of slots (start, end, shard), as in the manifest.
+    #: The new placement: runs of slots (start, end, shard), as in the manifest.
     slots: list[tuple[int, int, int]]
-    #: The old one.
+    #: The old placement.
     old_slots: list[tuple[int, int, int]]
     wal_file_bytes: int = FILE_BYTES
 
     def owners(self) -> list[int]:
-        """The new shard of each slot."""
+        """Return the new shard of each slot."""
         owners = owners_of(self.slots)
         assert len(owners) == SLOTS and max(owners) < len(self.targets)
         return owners
 
 
 class ReshardResult(NamedTuple):
+    """Counts of the moved boxes and files. Its fields are part of the report line."""
+
     boxes: int
     batches: int
     linked: int
@@ -94,7 +96,7 @@ class ReshardResult(NamedTuple):
 def reshard(
     disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report = lambda ratio: None
 ) -> ReshardResult:
-    """Builds all new folders from the old ones."""
+    """Build all new folders from the old ones."""
     return _Reshard(disk, plan, boot_id=boot_id, now_ms=now_ms, report=report).run()
 
 
@@ -165,8 +167,10 @@ class _Reshard:
         )
 
     def _move_stubs(self, machine: Machine, source: str) -> None:
-        """Stubs that nobody names go where their box is, because its next segment may have the same number;
-        those of boxes that are gone to any shard."""
+        """Move stubs that nothing names to the shard of their box, or to any shard if the box is gone.
+
+        The next segment of the box might get the same number.
+        """
         stubs_in_use = {Name.of(segment).stub for segment in machine.segments()}
         for stub in segments.list_stubs(self._disk, f"{source}/segments"):
             if stub not in stubs_in_use:
@@ -199,7 +203,7 @@ class _Reshard:
         if free_bytes < needed_bytes:
             raise NotEnoughSpace(
                 f"moving the boxes of {source} needs {needed_bytes >> 20} MiB, and {free_bytes >> 20} MiB "
-                "are free on the disk; make room, or start with the number of shards as it was"
+                "are free on the disk; free some space, or start with the old number of shards"
             )
 
 
@@ -208,7 +212,7 @@ class _Reshard:
 
 
 def _watch_parent(descriptor: int) -> None:
-    """Ends the process when the supervisor has: what was built so far means nothing without it."""
+    """End the process when the supervisor ends: the unfinished folders are useless without it."""
 
     def watch() -> None:
         os.read(descriptor, 1)
@@ -220,7 +224,9 @@ def _watch_parent(descriptor: int) -> None:
 def main() -> int:
     from shard.offline.clock import now_ms
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of us; the supervisor decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to every process; the supervisor decides
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--plan", required=True)
     parser.add_argument("--parent-fd", type=int, required=True)

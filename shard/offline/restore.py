@@ -1,17 +1,17 @@
-"""Puts a backup into the folders of new shards, as many as are wanted; up to a time, if one is given.
+"""Restores a backup into the folders of any number of new shards; up to a point in time, if requested.
 
     objects of a shard ──► scratch folder ──read──► machine ──(cut at the time)──► ShardBuilder, by slot
     segment objects ─────────────── copied and verified ───────────────► the segments of the new owner
 
-Up to a time: of every box, records with a later `$ts` never were, and neither were boxes created later. What
-was deleted or evicted between that time and the backup stays so, and configs, fences and keys are those of
-the backup: a backup knows what is, not what was. Marks of transactions that were committed later are dropped.
-Dead letters, and jobs that came back from being one, are kept beyond the time if their job was there: nothing
-else is left of it. Keys whose record of that time compaction has dropped are counted, and readers are told.
+Up to a point in time: records with a later `$ts`, and boxes created later, are left out. Records deleted or
+evicted between that time and the backup stay so, and configs, fences and keys are those of the backup: a
+backup holds the current state, not its history. Marks of later transactions are dropped. Dead letters, and
+jobs that were requeued from dead letters, are retained beyond the time if their job existed then: there is
+no other copy. Tags whose record of that time compaction has deleted are counted, and readers see a tombstone.
 
-When all shards are there, `reconcile.py` makes them agree about what names boxes of two of them.
+After all shards are built, `reconcile.py` makes them agree about state that two boxes share.
 
-The caller has named the new folders as being built, and puts them in force when this returns.
+The caller marks the new folders as unfinished, and activates them when this returns.
 """
 
 from __future__ import annotations
@@ -43,31 +43,33 @@ from shard.transfer.transaction_marks import MarkMerge, owners_of
 from streams.protocol.model.records import Batch
 from streams.protocol.model.slots import slot_of
 
-#: Called with how far it is, from 0 to 1.
+#: Called with the progress, from 0 to 1.
 Report = Callable[[float], None]
 
 
 class RestoreResult(NamedTuple):
+    """Counts of a restore. Its fields are part of the CLI's JSON output."""
+
     boxes: int
     records: int
-    #: Records and boxes that are younger than the time that was asked for.
+    #: Records and boxes that are later than the requested time.
     cut_records: int
     cut_boxes: int
     #: As in `Corrections`.
     skipped_seqs: int = 0
     missing_copies: int = 0
-    #: Keys of boxes with `compact: "tag"` whose record of that time compaction may have dropped since.
+    #: Tags of boxes with `compact: "tag"` whose record of that time compaction may have deleted since.
     compacted_keys: int = 0
 
 
 def choose_backup(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
-    """The id of the backup to restore: the one asked for, else the oldest one taken at or after the time,
-    else the newest. Raises `LookupError`, which says what there is."""
+    """Return the id of the backup to restore: the requested one, else the oldest taken at or after the time,
+    else the newest. Raises `LookupError` with the available ids."""
     ids = target.ids()
     if id and id not in ids:
         raise LookupError(f"there is no backup {id}; there are {', '.join(ids[-5:]) or 'none'}")
     if not ids:
-        raise LookupError("there is no backup in it")
+        raise LookupError("it contains no backup")
     if id:
         return id
     if until_ms is not None:
@@ -75,12 +77,14 @@ def choose_backup(target: Target, *, id: str = "", until_ms: int | None = None) 
             try:
                 if target.load(candidate).taken_ms >= until_ms:
                     return candidate
-            except BadSignature:  # an older one, of before there was a key
+            except BadSignature:  # an older backup, from before there was a key
                 continue
     return ids[-1]
 
 
 class RestoreJob:
+    """One restore of a backup into new folders."""
+
     def __init__(
         self,
         disk: DiskLike,
@@ -98,8 +102,8 @@ class RestoreJob:
         pause: Pause = segments.no_pause,
         report: Report = lambda ratio: None,
     ) -> None:
-        """`slots` has the new shard of each slot, `owners` the old one if the backup does not say it,
-        `folders` the folder of each new shard."""
+        """`slots` has the new shard of each slot, `folders` the folder of each new shard. `owners` has the
+        old shard of each slot if the backup does not say it."""
         self._disk = disk
         self._target = target
         self._backup = backup
@@ -116,7 +120,7 @@ class RestoreJob:
         self._stores = [SegmentStore(disk, builder.segments) for builder in self._builders]
         self._segment_names: list[set[Name]] = [set() for _ in folders]
         self._marks = MarkMerge(owners_of(backup.slots) if owners is None else owners, slots)
-        #: By generation, and boxes that are younger than the time.
+        #: Cuts by generation, and boxes that were created later than the time.
         self._cuts: dict[int, Cut] = {}
         self._later_boxes: set[str] = set()
         self._done_bytes = 0
@@ -136,13 +140,13 @@ class RestoreJob:
             self._builders, self._stores, self._segment_names, strict=True
         ):
             builder.finish(last_generation=last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
-            store.remove_unnamed(segment_names)  # what a cut has written anew
+            store.remove_unnamed(segment_names)  # segments that a cut has rewritten
         self._reconcile()
         self._report(1.0)
         return self._result
 
     def _reconcile(self) -> None:
-        """Reads what was built, and corrects what the shards do not agree about."""
+        """Read the new folders, and correct state about which the shards disagree."""
         if not any(builder.needs_reconciling for builder in self._builders):
             for builder in self._builders:
                 builder.check()
@@ -162,7 +166,7 @@ class RestoreJob:
                 builder.amend(changes, now_ms=self._now_ms)
 
     def machines(self) -> Iterator[tuple[int, Machine]]:
-        """The shards that are to be put back, one after the other."""
+        """Yield the shards to restore, one after the other."""
         for number, shard in enumerate(self._backup.shards):
             scratch = f"{self._data_dir}/{scratch_of(number)}"
             self._fetch_files(shard, scratch)
@@ -170,11 +174,11 @@ class RestoreJob:
             remove_tree(self._disk, scratch)
 
     def includes(self, facts: BoxFacts) -> bool:
-        """Whether a box that was found is to be put back."""
+        """Return True if the box is to be restored."""
         return True
 
     def includes_registers(self, number: int) -> bool:
-        """Whether the registers of this shard are to be put back: of routers, basins and tokens."""
+        """Return True if the registries of this shard are to be restored: routers, basins and tokens."""
         return True
 
     # -- fetching
@@ -198,12 +202,12 @@ class RestoreJob:
         }
         for segment in shard.segments:
             if segment.generation not in owners:
-                raise Corrupt(segment.object, 0, "it belongs to no box of this backup")
+                raise Corrupt(segment.object, 0, "the segment belongs to no box of this backup")
             source = self._target.source(segment)
             directory = self._builders[owners[segment.generation]].segments
             index = segments.copy_segment(self._disk, directory, source, pause=self._pause)
             if digest_of(index) != segment.digest or index.name != segment.name.file:
-                raise Corrupt(segment.object, 0, "here is another segment than the backup has")
+                raise Corrupt(segment.object, 0, "the object holds another segment than the backup names")
             check_sha256(self._disk, f"{directory}/{index.name}", segment.object, segment.sha256)
             self._note(segment.size)
 
@@ -216,10 +220,10 @@ class RestoreJob:
         self._done_bytes += size
         self._report(min(0.99, self._done_bytes / max(1, self._backup.size)))
 
-    # -- giving out
+    # -- distributing
 
     def _distribute(self, number: int, machine: Machine) -> None:
-        # The life it was taken from went on; here it ends in order, so it is not asked what that one lost.
+        # The backed-up process went on running. Here it counts as stopped cleanly: nothing was lost.
         machine.stopped_clean = True
         end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
         later_boxes = self._cut(machine)
@@ -249,7 +253,7 @@ class RestoreJob:
         )
 
     def _cut(self, machine: Machine) -> set[str]:
-        """Takes away what is younger than the time. Returns the boxes that did not exist yet."""
+        """Remove records later than the time. Returns the boxes that did not exist yet."""
         if self._until_ms is None:
             return set()
         later_boxes = {name for name, box in machine.boxes.items() if box.created_ms > self._until_ms}
@@ -273,8 +277,10 @@ class RestoreJob:
 
 
 def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> Cut:
-    """Records of the box with a later `$ts` never were, but for those that are all that is left of a job.
-    Returns what that means for other boxes."""
+    """Cut off the records of a box with a later `$ts`, except the only copies of jobs.
+
+    Returns the consequences for other boxes.
+    """
     log = box.log
     until_seq = max(load_missing(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
     if until_seq >= log.head_seq:
@@ -311,7 +317,7 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
 def live_batches(
     store: SegmentStore, segment: Segment, runs: dict[int, list[tuple[int, int]]]
 ) -> Iterator[Batch]:
-    """The stretches of a segment's batches, read from its file one batch at a time."""
+    """Yield parts of a segment's batches, read from its file one batch at a time."""
     for at, stretches in runs.items():
         (batch,) = store.read(Name.of(segment), at, bytes_max=1)
         for first, last in stretches:
@@ -319,5 +325,5 @@ def live_batches(
 
 
 def scratch_of(number: int) -> str:
-    """The folder in which a shard of the backup is unpacked."""
+    """Return the name of the folder in which a shard of the backup is unpacked."""
     return f"restore-{number:02d}"

@@ -1,13 +1,13 @@
-"""Puts what the object store holds of object boxes into the folders of new shards, from the store alone.
+"""Restores object boxes into the folders of new shards, from the object store alone.
 
-    chain: newest base ──► machine ──apply, in the order of the log──► objects behind it ──► ShardBuilder
+    chain: newest base ──► machine ──apply, in the order of the log──► objects after it ──► ShardBuilder
 
-Of each chain the unbroken beginning counts: an object is taken if it begins where the one before it ended, or
-earlier, and each lsn of it once. So what two lives of a shard put there is there once, and what came after
-something that is missing or damaged is left out and counted. Boxes that have left the class are left out too:
-the store knows what they were, not what they are.
+Each chain is replayed up to its first gap: an object counts if it begins where the one before it ended, or
+earlier, and each lsn is applied once. So objects that two processes of a shard uploaded twice are applied
+once, and objects after a missing or damaged one are left out and counted. Boxes that are no longer of class
+object are left out too: the store has only their old state.
 
-The caller has named the new folders as being built, and puts them in force when this returns.
+The caller marks the new folders as unfinished, and activates them when this returns.
 """
 
 from __future__ import annotations
@@ -32,31 +32,35 @@ from shard.transfer import object_chains
 from shard.transfer.object_chains import RestorableChain
 from streams.protocol.model.slots import slot_of
 
-#: Objects that are fetched at once: each takes a round trip, and they are small.
+#: Objects that are fetched at once: they are small, and each takes a round trip.
 _FETCHES = 8
 
 
 class ObjectRestoreResult(NamedTuple):
+    """The result of a restore, and counts of chains and objects."""
+
     result: RestoreResult
     chains: int
     objects: int
-    #: Objects behind something that is missing or damaged.
+    #: Objects after a missing or damaged one.
     left_out: int
 
 
 def find_chains(store: ColdStore, disk: DiskLike) -> list[RestorableChain]:
-    """The chains that count. Raises `Corrupt` if the base of one is damaged."""
+    """Return the chains that own slots. Raises `Corrupt` if the base of one is damaged."""
     chains = object_chains.load_bases(store, disk, object_chains.list_chains(store))
     superseded_chains = object_chains.find_superseded(chains)
     return [each for each in chains if each not in superseded_chains]
 
 
 def shard_count(chains: Sequence[RestorableChain]) -> int:
-    """How many shards the newest of these servers had."""
+    """Return the number of shards of the newest server among these chains."""
     return max(shard for _, _, shard in chains[-1].base.slots) + 1
 
 
 class ReplayResult(NamedTuple):
+    """The last lsn that was applied, and counts of objects."""
+
     last_lsn: int
     objects: int
     left_out: int
@@ -68,7 +72,7 @@ def replay(
     contents: Iterable[ObjectLog | None],
     fit: Callable[[Change, Box], Change],
 ) -> ReplayResult:
-    """Applies what is behind a base: objects in the order of their names, None for one that is not whole."""
+    """Apply the objects after a base, in the order of their names; None is a damaged object."""
     last_lsn, object_count, left_out = base_lsn, 0, 0
     for content in contents:
         if content is None or content.previous_lsn > last_lsn:
@@ -80,12 +84,14 @@ def replay(
                     machine.apply(change if box is None else fit(change, box), machine.lsn + 1)
             last_lsn = content.last_lsn
             object_count += 1
-    # All of it is in the store, so all of it may be seen.
+    # All of it is in the store, so all of it is visible.
     machine.apply(UploadsMoved("", machine.lsn, 0, False), machine.lsn + 1)
     return ReplayResult(last_lsn, object_count, left_out)
 
 
 class ObjectRestoreJob(RestoreJob):
+    """One restore of all chains of an object store."""
+
     def __init__(
         self,
         disk: DiskLike,
@@ -103,7 +109,7 @@ class ObjectRestoreJob(RestoreJob):
         """`slots` has the new shard of each slot, `folders` the folder of each new shard."""
         self._store = store
         self._chains = chains
-        #: Of each slot, the chain that tells what is in it.
+        #: The chain of each slot, by its index in `chains`.
         self._slot_chains = object_chains.chain_of_each_slot(chains)
         self._place = 0
         self._objects = self._left_out = 0
@@ -142,11 +148,11 @@ class ObjectRestoreJob(RestoreJob):
             self._report(min(0.99, (place + 1) / len(self._chains)))
 
     def includes(self, facts: BoxFacts) -> bool:
-        """Of a box in two chains, the one counts that has its slot."""
+        """Return True for an object box in the chain that owns its slot."""
         return facts.config.durability == "object" and self._slot_chains[slot_of(facts.name)] == self._place
 
     def includes_registers(self, number: int) -> bool:
-        """Shard 0 has them, and its newest chain tells what they are."""
+        """Return True for the newest chain of shard 0, which has the registries."""
         places = [place for place, each in enumerate(self._chains) if each.objects.name.shard == 0]
         return bool(places) and number == places[-1]
 
@@ -167,7 +173,7 @@ class ObjectRestoreJob(RestoreJob):
         self._left_out += left_out
 
     def _fetch_logs(self, root: str, names: Sequence[LogName]) -> Iterator[ObjectLog | None]:
-        """Their contents in order, a few of them ahead; None for one that is not whole."""
+        """Yield the contents of the objects in order, and fetch a few ahead; None for a damaged one."""
         waiting = (root + name.text for name in names)
         with ThreadPoolExecutor(_FETCHES, thread_name_prefix="objects") as pool:
             under_way = [pool.submit(self._fetch_log, name) for name in islice(waiting, _FETCHES)]

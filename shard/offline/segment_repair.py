@@ -1,7 +1,7 @@
-"""Repairs the segments of a damaged shard: verifies every byte, and rewrites those with damage.
+"""Repairs the segments of a damaged shard: verifies every byte, and rewrites segments with damage.
 
 Rules of the file
-- The damaged folder is only read. A segment that is rewritten goes into the new folder, under a new serial.
+- The damaged folder is only read. A rewritten segment goes into the new folder, under a new serial.
 - A cold store that does not answer proves nothing about its content: the repair is refused.
 """
 
@@ -27,6 +27,8 @@ from streams.protocol.model.records import Batch
 
 
 class SegmentRepair:
+    """The segments of the damaged folder and of its cold store."""
+
     def __init__(
         self, disk: DiskLike, source: str, store: SegmentStore, findings: Findings, *, verifies_cold: bool
     ) -> None:
@@ -35,14 +37,14 @@ class SegmentRepair:
         self._store = store
         self._findings = findings
         self._verifies_cold = verifies_cold
-        #: By generation and serial: which batches of a segment cannot be read.
+        #: Unreadable batches (positions) by generation and serial of their segment.
         self._damaged_batches: dict[int, dict[int, set[int]]] = {}
         self._indexes: dict[Name, SegmentIndex | None] = {}
-        #: Segments that were written anew, into the new folder.
+        #: Segments that were rewritten into the new folder.
         self._rewritten_segments: set[Name] = set()
-        #: Segments in the cold store whose stub is to be written anew: their indexes.
+        #: Indexes of segments in the cold store whose stub must be rewritten.
         self.stubs_to_write: dict[Name, SegmentIndex] = {}
-        #: Stubs that nothing names any more: they make the server drop the copies in the cold store.
+        #: Stubs that nothing names: they make the server drop the copies in the cold store.
         self.stubs_to_drop: list[str] = []
 
     def __repr__(self) -> str:
@@ -51,12 +53,16 @@ class SegmentRepair:
     # -- indexes and stubs
 
     def index(self, name: Name) -> SegmentIndex | None:
+        """Return the index of a segment; None if no intact copy of it exists."""
         if name not in self._indexes:
             self._indexes[name] = self._read_index(name)
         return self._indexes[name]
 
     def _read_index(self, name: Name) -> SegmentIndex | None:
-        """From the file, or else from the stub. A file whose index is damaged has to be written anew."""
+        """Read the index from the file, or else from the stub or the cold store.
+
+        A file with a damaged index must be rewritten.
+        """
         path = f"{self._segments}/{name.file}"
         try:
             return segments.open_segment(FileSource(self._disk, path))
@@ -78,23 +84,21 @@ class SegmentRepair:
             index, index_origin = cold_index, "the index of its copy in the cold store was used"
             if not self._disk.exists(path):
                 self.stubs_to_write[name] = index
-                self._findings.notes.append(
-                    f"{damage.path}: {damage.reason}; written anew from the cold store"
-                )
+                self._findings.notes.append(f"{damage.path}: {damage.reason}; rewritten from the cold store")
         if self._disk.exists(path):
             self._damaged_batches.setdefault(name.generation, {}).setdefault(name.serial, set())
             self._findings.notes.append(f"{path}: {reason}; {index_origin}")
         return index
 
     def _index_in_cold(self, name: Name, reason: str) -> SegmentIndex | None:
-        """The index of the copy in the cold store; None if the store has no copy whose index is whole."""
+        """Return the index of the copy in the cold store; None if the store has no intact one."""
         try:
             return segments.open_segment(self._store.source_in_cold(name))
         except Unreachable as trouble:
             raise CannotRepair(
-                f"{self._segments}/{name.file}: {reason}. Its copy in the cold store may be whole, and "
-                f"cannot be read ({trouble}). Repeat this when the store answers, and name it with "
-                "--cold-dir. If it is gone for good, name an empty folder in its place"
+                f"{self._segments}/{name.file}: {reason}. Its copy in the cold store may be intact, "
+                f"but cannot be read ({trouble}). Repeat the repair when the store answers, and name it with "
+                "--cold-dir. If the store is lost, name an empty folder instead"
             ) from trouble
         except Corrupt as damage:
             self._findings.notes.append(
@@ -103,7 +107,7 @@ class SegmentRepair:
             return None
 
     def attach(self, segment_facts: list[tuple[Box, SegmentFacts]]) -> Iterator[tuple[int, int]]:
-        """Gives back segments that can be opened. Yields (generation, serial) of the others."""
+        """Attach the segments that can be opened. Yields (generation, serial) of the others."""
         for box, facts in segment_facts:
             name = Name(box.generation, facts.first_seq, facts.serial)
             index = self.index(name)
@@ -118,7 +122,7 @@ class SegmentRepair:
     def newest_segment_with(
         self, generation: int, sealed_seq: int, seq: int, before_seq: int
     ) -> Segment | None:
-        """The newest segment file of a box that holds `seq`, and nothing up to `sealed_seq` or from
+        """Return the newest segment file of a box that holds `seq`, and nothing up to `sealed_seq` or from
         `before_seq` on."""
         newest: Segment | None = None
         for file in segments.list_segments(self._disk, self._segments):
@@ -131,8 +135,10 @@ class SegmentRepair:
         return newest
 
     def collect_unnamed_stubs(self, machine: Machine, missing_segments: set[tuple[int, int]]) -> None:
-        """Takes along the stubs of copies that were waiting to be dropped. Their numbers are not given again:
-        a segment that is written anew must not get the name of such a stub."""
+        """Collect the stubs of copies that were waiting to be dropped.
+
+        Their serials are not assigned again: a rewritten segment must not get the name of such a stub.
+        """
         segment_names = {Name.of(segment) for segment in machine.segments()}
         for stub in segments.list_stubs(self._disk, self._segments):
             name = name_of(stub)
@@ -152,7 +158,7 @@ class SegmentRepair:
     def rewrite_damaged(
         self, boxes: Iterable[Box], suspect_boxes: Container[int], target: SegmentStore
     ) -> None:
-        """Looks at every byte of every segment, and writes those anew into which there is damage."""
+        """Verify every byte of every segment, and rewrite the damaged ones."""
         for box in boxes:
             for segment in list(box.log.segments):
                 self._examine(box, segment)
@@ -165,11 +171,11 @@ class SegmentRepair:
                     Loss(box.name, box.generation, first, last, why) for first, last in holes
                 ]
                 for serial in before.keys() - {segment.serial for segment in box.log.segments}:
-                    self._give_up(before[serial])  # nothing in it is both whole and live
+                    self._give_up(before[serial])  # it has no intact live record
                 for segment in [each for each in box.log.segments if each.serial in damaged_batches]:
                     self._rewrite(box, segment, target)
                 box.log.show(box.log.head_seq, box.log.last_ts)
-                if box.is_disk:  # CEILING: the frame that reserved them may be among the damaged ones
+                if box.is_disk:  # CEILING: the frame that reserved the seqs may be damaged
                     box.reserved_seq = max(box.reserved_seq, box.log.head_seq)
 
     def _examine(self, box: Box, segment: Segment) -> None:
@@ -192,15 +198,13 @@ class SegmentRepair:
                 return
             bad = set(self._bad_batches(source, index))
         except Unreachable as trouble:
-            raise CannotRepair(f"{trouble}; repeat this when it answers") from trouble
+            raise CannotRepair(f"{trouble}; repeat the repair when the cold store answers") from trouble
         if not bad:
-            self._findings.notes.append(
-                f"{path}: everything but the records was damaged; it was written anew"
-            )
+            self._findings.notes.append(f"{path}: only index or tags were damaged; the segment was rewritten")
         self._note_damage(segment, bad)
 
     def _bad_batches(self, source: Source, index: SegmentIndex) -> Iterator[int]:
-        """Which batches cannot be read; of those in a row that fail for one reason the first is noted."""
+        """Yield the batches that cannot be read; of consecutive ones with one reason, note the first."""
         last_reason = ""
         for at in range(len(index)):
             try:
@@ -212,7 +216,7 @@ class SegmentRepair:
                 yield at
 
     def _source_of(self, name: Name, index: SegmentIndex) -> Source:
-        """The file, or the copy in the cold store."""
+        """Return a source for the file, or for the copy in the cold store."""
         path = f"{self._segments}/{name.file}"
         if self._disk.exists(path):
             return FileSource(self._disk, path)
@@ -224,17 +228,17 @@ class SegmentRepair:
     def _read(self, segment: Segment, at: int) -> Batch:
         name = Name.of(segment)
         index = self.index(name)
-        assert index is not None, "what cannot be opened is lost as a whole"
+        assert index is not None, "a segment that cannot be opened is lost as a whole"
         try:
             return segments.read_batches(self._source_of(name, index), index, at, at)[0]
         except Unreachable as trouble:
-            raise CannotRepair(f"{trouble}; it is needed to tell what is live there") from trouble
+            raise CannotRepair(f"{trouble}; it is needed to find the live records") from trouble
 
     def _give_up(self, name: Name) -> None:
-        """Has the server drop the copy of a segment of which nothing is left, if the cold store has one."""
+        """Make the server drop the copy of a lost segment, if the cold store has one."""
         file, stub = f"{self._segments}/{name.file}", f"{self._segments}/{name.stub}"
         if name in self.stubs_to_write or self._disk.exists(file) or not self._disk.exists(stub):
-            return  # the stub is written anew, or the copy was not looked at, or there is none
+            return  # the stub is rewritten, or the copy was not examined, or there is none
         try:
             self._store.source_in_cold(name)
         except (Unreachable, Corrupt):
@@ -257,7 +261,7 @@ class SegmentRepair:
             self.stubs_to_drop.append(name.stub)
 
     def keep_intact_segments(self, facts: BoxFacts) -> BoxFacts:
-        """The facts with those segments alone whose files, or stubs, are whole in the damaged folder."""
+        """Return the facts with only the segments whose files, or stubs, are intact in the damaged folder."""
         old = [
             each
             for each in facts.segments

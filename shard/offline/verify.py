@@ -1,12 +1,11 @@
-"""Looks at every byte of a shard's folder, and says what is wrong with it. Changes nothing.
+"""Verifies every byte of a shard's folder, and reports every problem. Read-only.
 
     files       snapshots, log files, segments and stubs: every checksum, order and size in them
-    together    recovery as on start; every segment that is named is there; floors, counts and orders of
-                boxes; stubs say what their segments say; boxes are where the map of slots has them
+    together    recovery as on start; every named segment exists; floors, counts and orders of boxes; stubs
+                match their segments; boxes are in the shard that owns their slot
 
-Of a running shard the same is looked at by way of an export (`transfer/exports.py`): its state of one moment,
-and the files that do not change any more. The newest log file is being written, and is left to the next
-start.
+A running shard is verified through an export (`transfer/exports.py`): its state of one moment, and the files
+that do not change any more. The newest log file is being written; the next start verifies it.
 """
 
 from __future__ import annotations
@@ -31,32 +30,36 @@ Pause = Callable[[int], None]
 
 
 class Problem(NamedTuple):
+    """One problem, with its position in a file."""
+
     path: str
     offset: int
     reason: str
-    #: Whether the shard can serve in spite of it.
+    #: True if the shard can serve in spite of it.
     is_harmless: bool = False
 
 
 class Scope(NamedTuple):
-    """What to look at, and how."""
+    """The folders to verify, and options."""
 
-    #: The shard's folder, and the one with its state: the same, or an export of a running shard.
+    #: The shard's folder, and the folder with its state: the same folder, or an export of a running shard.
     directory: str
     state: str
     store: SegmentStore
-    #: Whether each slot is this shard's.
+    #: Returns True if this shard owns the slot.
     owns: Callable[[int], bool]
     is_online: bool = False
-    #: Whether to read what is in the cold store, too.
+    #: True to verify the segments in the cold store, too.
     with_cold: bool = False
-    #: Called with the bytes that were just read of a segment.
+    #: Called with the number of bytes after each read of a segment.
     pause: Pause = segments.no_pause
 
 
 class VerifyResult(NamedTuple):
+    """The problems of a shard, and counts of the verified data."""
+
     problems: list[Problem]
-    #: Why not all of the cold store could be looked at, if so. That says nothing about what is there.
+    #: Why the cold store could not be read completely; empty if it could. It is no sign of damage.
     unread: str
     boxes: int
     records: int
@@ -65,6 +68,7 @@ class VerifyResult(NamedTuple):
 
 
 def verify_shard(disk: DiskLike, scope: Scope) -> VerifyResult:
+    """Verify one shard."""
     problems = list(_verify_snapshots(disk, scope.directory))
     if scope.is_online:
         problems += map(_problem, Wal(disk, f"{scope.directory}/wal").verify_closed())
@@ -84,7 +88,7 @@ def verify_shard(disk: DiskLike, scope: Scope) -> VerifyResult:
     for name in names:
         try:
             segment_bytes, segment_problems = _verify_segment(disk, scope, name)
-        except Unreachable as trouble:  # each further try would take as long as this one
+        except Unreachable as trouble:  # further calls would take as long
             unread, scope = str(trouble), scope._replace(with_cold=False)
             continue
         size += segment_bytes
@@ -101,12 +105,12 @@ def bytes_to_read(disk: DiskLike, scope: Scope) -> int:
     files = segments.list_segments(disk, directory)
     size = 0
     for file in files:
-        with suppress(FileNotFoundError):  # it has moved to the cold store, or its records are gone
+        with suppress(FileNotFoundError):  # it has moved to the cold store, or was dropped
             size += disk.size(f"{directory}/{file}")
     if scope.with_cold:
         here = set(map(name_of, files))
         for stub in segments.list_stubs(disk, directory):
-            with suppress(FileNotFoundError, Corrupt):  # a damaged one is reported when its turn comes
+            with suppress(FileNotFoundError, Corrupt):  # damage is reported later
                 if name_of(stub) not in here:
                     size += segments.open_stub(FileSource(disk, f"{directory}/{stub}")).file_bytes
     return size
@@ -117,7 +121,7 @@ def _problem(damage: Corrupt) -> Problem:
 
 
 def _verify_snapshots(disk: DiskLike, directory: str) -> Iterator[Problem]:
-    """Each by itself. One that is damaged does no harm while another one is whole."""
+    """Verify each snapshot. A damaged one is harmless while another one is intact."""
     snapshots = Snapshots(disk, f"{directory}/snapshot")
     problems: list[Problem] = []
     lsns = snapshots.list_lsns()
@@ -126,7 +130,7 @@ def _verify_snapshots(disk: DiskLike, directory: str) -> Iterator[Problem]:
             frames.decode_state(snapshots.load(lsn))
         except Corrupt as damage:
             problems.append(_problem(damage))
-        except FileNotFoundError:  # it has made way for a newer one meanwhile
+        except FileNotFoundError:  # a newer one has replaced it meanwhile
             pass
     for problem in problems:
         yield problem._replace(is_harmless=len(problems) < len(lsns))
@@ -137,17 +141,17 @@ def _verify_state(scope: Scope, machine: Machine) -> Iterator[Problem]:
         try:
             box.log.check()
         except AssertionError as error:
-            yield Problem(scope.state, 0, f"box {name}: {error} is not as it must be")
+            yield Problem(scope.state, 0, f"box {name}: the invariant {error} does not hold")
         if not scope.owns(slot_of(name)):
-            yield Problem(scope.state, 0, f"box {name} is of slot {slot_of(name)}, which is another shard's")
+            yield Problem(scope.state, 0, f"box {name} is in slot {slot_of(name)}, which another shard owns")
     try:
         machine.check()
     except AssertionError as error:
-        yield Problem(scope.state, 0, f"{error} is not as it must be")
+        yield Problem(scope.state, 0, f"the invariant {error} does not hold")
 
 
 def _names_in_use(disk: DiskLike, scope: Scope, machine: Machine | None) -> list[Name]:
-    """The segments that are in use; if that is not known, all that are there."""
+    """Return the segments that are in use; if unknown, all that exist."""
     if machine is not None:
         return [Name.of(segment) for segment in machine.segments()]
     files = segments.list_segments(disk, f"{scope.directory}/segments")
@@ -156,14 +160,14 @@ def _names_in_use(disk: DiskLike, scope: Scope, machine: Machine | None) -> list
 
 
 def name_of(file: str) -> Name:
-    """Which segment a file or a stub in the segments directory is, or stands for."""
+    """Return the name of the segment that a file or a stub in the segments directory belongs to."""
     generation, _, rest = file.partition("/")
     first_seq, _, serial = rest.partition(".")[0].partition("-")
     return Name(int(generation), int(first_seq), int(serial))
 
 
 def _verify_segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Problem]]:
-    """(bytes looked at, what is wrong) of a segment and its stub."""
+    """Verify a segment and its stub. Returns (bytes read, problems)."""
     directory = f"{scope.directory}/segments"
     file, stub = f"{directory}/{name.file}", f"{directory}/{name.stub}"
     problems: list[Problem] = []
@@ -179,7 +183,7 @@ def _verify_segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list
         elif not disk.exists(stub):
             problems.append(Problem(file, 0, "the segment is missing, and the log names it"))
         elif scope.with_cold:
-            try:  # of a stub that is damaged the store knows the size
+            try:  # the stub may be damaged; the store knows the size
                 source = scope.store.source_in_cold(name)
             except Corrupt as damage:
                 problems.append(_problem(damage))
@@ -190,13 +194,13 @@ def _verify_segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list
             of_file = segments.open_segment(FileSource(disk, file))
             if digest_of(of_file) != digest_of(segments.open_stub(FileSource(disk, stub))):
                 problems.append(Problem(stub, 0, "the stub is that of another segment"))
-    except FileNotFoundError:  # it has moved to the cold store between two steps
+    except FileNotFoundError:  # it has moved to the cold store meanwhile
         return _verify_segment(disk, scope, name)
     return size, problems
 
 
 class _PacedSource:
-    """A source that is read no faster than `pause` lets it."""
+    """A source whose reads `pause` slows down."""
 
     def __init__(self, source: Source, pause: Pause) -> None:
         self._source = source

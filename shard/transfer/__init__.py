@@ -1,8 +1,8 @@
-"""Boxes out of a shard and into one: what backups, resharding, repair and the object store have in common.
+"""Moves boxes out of shards and into shards: for backups, resharding, repair and the object store.
 
-boxes         a folder as boxes, and boxes as a folder
-exports       the state of a running shard, held still while it is read; move_hold keeps moves out of it
-backup        taking a backup, listing and pruning them; backup_manifest is what one is made of
-object_chains        the chains of an object store
-transaction_marks    marks of transactions when boxes change their shard
+boxes                reads the boxes of a folder, and builds a folder from boxes
+exports              captures the state of a running shard for a reader; move_hold stops moves meanwhile
+backup               takes, lists and prunes backups; backup_manifest describes one
+object_chains        lists the chains of an object store, and removes superseded ones
+transaction_marks    merges marks of transactions when boxes change their shard
 """

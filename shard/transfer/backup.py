@@ -1,18 +1,18 @@
-"""Backups: taking one, listing and pruning them. `offline/restore.py` puts one back.
+"""Takes, lists and prunes backups. `offline/restore.py` restores them.
 
 A backup is a manifest and the objects that it names, in a folder or an object store (`backup_manifest.py`).
 
 A segment never changes, and its object's name holds a digest of its content. So a backup copies only segments
-that no backup had before, and backups of servers whose histories parted never mistake one for another.
+that no earlier backup has, and servers whose histories diverged never mistake each other's segments.
 
-Segments in the cold store are copied too, even if that is where the backup goes: the server drops them there
-when their records are gone, and a backup must outlive that.
+Segments in the cold store are copied too, even if the backup goes to that same store: the server drops them
+there when their records are gone, and a backup must outlive that.
 
 Rules of the file
-- What is copied is verified on its way out of its file, and read back from the target before it is counted.
-- A backup whose manifest is not there does not exist. What was left of one that was cut short is written
-  over, or removed by `prune`.
-- One server backs up into one target. `prune` knows of no other.
+- Every copy is verified while it is read, and read back from the target before it counts.
+- A backup without a manifest does not exist. The remains of an interrupted one are overwritten, or removed by
+  `prune`.
+- One server backs up into one target. `prune` expects no other.
 """
 
 from __future__ import annotations
@@ -50,29 +50,31 @@ from shard.transfer.backup_manifest import (
 
 _READ_BYTES = 8 << 20
 
-#: Called with the bytes that were just copied: to sleep there bounds the rate.
+#: Called with the number of bytes after each copy: sleeping there bounds the rate.
 Pause = Callable[[int], None]
-#: Called once with all bytes that will be copied.
+#: Called once with the number of bytes to copy.
 Expect = Callable[[int], None]
 
-#: Returns whether a signature (second) of a manifest (first) is right.
+#: Returns True if the signature (second) of a manifest (first) is right.
 Verify = Callable[[bytes, bytes], bool]
 
 
 class Signer(NamedTuple):
-    """A private key: how to sign a manifest with it, and how to recognise what it has signed."""
+    """A private key: signs manifests, and verifies its own signatures."""
 
     sign: Callable[[bytes], bytes]
     verify: Verify
 
 
 class BadSignature(Exception):
-    """A backup is not signed with the key that was asked for. Nothing was read or written."""
+    """A backup is not signed with the requested key. Nothing was read or written."""
 
 
 class ShardSource(NamedTuple):
-    """What of a shard is to be copied: a folder as `boxes.py` builds it, and where its segments are. What
-    comes from a cold store is put into the folder on its way."""
+    """A shard to back up: a folder as `boxes.py` builds it, and the store of its segments.
+
+    Segments from a cold store are copied through the folder.
+    """
 
     folder: str
     store: SegmentStore
@@ -80,13 +82,15 @@ class ShardSource(NamedTuple):
 
 
 class BackupResult(NamedTuple):
+    """A new backup, and how much was copied for it."""
+
     backup: Backup
     copied_segments: int
     copied_bytes: int
 
 
 class Target:
-    """Where backups are kept."""
+    """A store with backups."""
 
     def __init__(
         self, store: ColdStore, disk: DiskLike, *, root: str = "", verify: Verify | None = None
@@ -100,17 +104,17 @@ class Target:
     def __repr__(self) -> str:
         return f"<Target {self.store!r} {self._root}>"
 
-    # -- looking
+    # -- listing and loading
 
     def ids(self) -> list[str]:
-        """Of all backups, the oldest first."""
+        """Return the ids of all backups, oldest first."""
         prefix = self._root + MANIFESTS
         names = self.store.names(prefix)
         ids = [name.removeprefix(prefix).removesuffix(".json") for name in names if name.endswith(".json")]
         return [id for id in ids if ID.fullmatch(id)]
 
     def load(self, id: str) -> Backup:
-        """Raises `ColdMissing`, `BadSignature`, or `Corrupt` if it is not what we could have written."""
+        """Load a manifest. Raises `ColdMissing`, `BadSignature`, or `Corrupt` if it breaks the format."""
         return self._load(id, self._verify)
 
     def _load(self, id: str, verify: Verify | None) -> Backup:
@@ -149,7 +153,8 @@ class Target:
         pause: Pause = segments.no_pause,
         expect: Expect = lambda size: None,
     ) -> BackupResult:
-        """Copies objects that the target lacks. It is a backup when this returns, and none if it raises."""
+        """Copy the objects that the target lacks, then write the manifest. If it raises, there is no
+        backup."""
         taken_ms = min(shard.taken_ms for shard in shards)
         id = id or new_id(taken_ms)
         states = [_state_of(self._disk, shard.folder) for shard in shards]
@@ -197,14 +202,15 @@ class Target:
         return needed_segments
 
     def _existing_segments(self, signer: Signer | None) -> dict[StoredSegment, StoredSegment]:
-        """Segments of the newest readable backup, by what identifies them: they were whole when it was taken.
+        """Return the segments of the newest readable backup, by their identity without SHA-256.
 
-        Whoever signs vouches for the SHA-256s too, so it believes only a manifest that it has signed itself.
+        They were verified when it was taken. A signed backup vouches for the SHA-256s too, so it relies only
+        on a manifest with its own signature.
         """
         for id in reversed(self.ids()):
             try:
                 shards = self._load(id, None if signer is None else signer.verify).shards
-            except (Corrupt, BadSignature):  # the new backup does not depend on that one
+            except (Corrupt, BadSignature):  # the new backup does not depend on it
                 continue
             backup_segments = [segment for shard in shards for segment in shard.segments]
             return {
@@ -219,7 +225,7 @@ class Target:
     def _copy_segment(
         self, shard: ShardSource, segment: StoredSegment, pause: Pause, is_signed: bool
     ) -> StoredSegment:
-        """Copies a segment. Returns it as the manifest names it."""
+        """Copy a segment. Returns it as the manifest names it."""
         name, store = segment.name, shard.store
         index = store.index_of(name)
         sha256 = hashlib.sha256() if is_signed else None
@@ -228,7 +234,7 @@ class Target:
                 source = _VerifiedSegment(store.source_of(name), index, pause)
                 self._put(self._root + segment.object, source, sha256)
                 return _with_sha256(segment, sha256)
-            except FileNotFoundError:  # it has moved to the cold store between two steps
+            except FileNotFoundError:  # it has moved to the cold store meanwhile
                 sha256 = hashlib.sha256() if is_signed else None
         path = f"{shard.folder}/segment"
         self._copy_through_file(path, store.source_of(name), index, segment, pause, sha256)
@@ -243,8 +249,11 @@ class Target:
         pause: Pause,
         sha256: hashlib._Hash | None,
     ) -> None:
-        """From a cold store, into a file here first: so it is fetched once, and not while the target takes
-        it. Both may be object stores, and a call on one of them must not wait for a call on another."""
+        """Copy a segment from a cold store through a local file.
+
+        So it is fetched once, and not while it is uploaded. Both may be object stores, and a call on one of
+        them must not wait for a call on the other.
+        """
         handle = self._disk.create(path)
         try:
             offset = 0
@@ -278,7 +287,7 @@ class Target:
         return objects
 
     def _files_of(self, folder: str) -> list[str]:
-        """The paths of a shard's log and snapshots."""
+        """Return the paths of a shard's log and snapshots."""
         parts = (f"{folder}/wal", f"{folder}/snapshot")
         return [f"{part}/{file}" for part in parts for file in self._disk.listdir(part)]
 
@@ -296,10 +305,10 @@ class Target:
     # -- pruning
 
     def prune(self, keep: int) -> list[str]:
-        """Drops all but the newest `keep` backups, and what no backup needs. Returns the ids that went.
+        """Remove all but the newest `keep` backups, and objects that no backup needs. Returns the removed
+        ids.
 
-        A backup ends when its JSON does, first of all: whatever this leaves behind is dropped the next time.
-        """
+        Manifests are removed first; the next call removes the objects that a failed call leaves."""
         assert keep > 0
         ids = self.ids()
         dropped_ids, retained_ids = ids[:-keep], ids[-keep:]
@@ -322,7 +331,7 @@ class Target:
     # -- fetching
 
     def fetch(self, stored_object: StoredObject, path: str, pause: Pause) -> None:
-        """Puts an object into a local file, and proves that it is whole. Durable with its folder."""
+        """Copy an object into a local file, and verify it. It is durable with its folder."""
         handle = self._disk.create(path)
         try:
             for offset in range(0, stored_object.size, _READ_BYTES):
@@ -335,18 +344,16 @@ class Target:
         finally:
             self._disk.close(handle)
         if measure(self._disk, path) != (stored_object.size, stored_object.checksum):
-            raise Corrupt(
-                stored_object.name, 0, "the object does not match the checksum that the backup has of it"
-            )
+            raise Corrupt(stored_object.name, 0, "the object does not match the checksum in the backup")
         check_sha256(self._disk, path, stored_object.name, stored_object.sha256)
 
     def source(self, segment: StoredSegment) -> Source:
-        """The bytes of a segment, under the name it had."""
+        """Return a source for a segment, under its original name."""
         return _SegmentObject(self.store, segment, self._root + segment.object)
 
 
 class _VerifiedSegment:
-    """The bytes of a segment, to be gone through more than once, each time verified."""
+    """The bytes of a segment. Each iteration verifies them again."""
 
     def __init__(self, source: Source, index: SegmentIndex, pause: Pause) -> None:
         self._source = source
@@ -380,9 +387,9 @@ class _SegmentObject:
 
 
 def check_sha256(disk: DiskLike, path: str, object: str, sha256: str) -> None:
-    """Raises `Corrupt` if a file is not what a signed backup says of the object it came from."""
+    """Raise `Corrupt` if a file does not match the SHA-256 of its object in a signed backup."""
     if sha256 and _sha256_of(disk, path) != sha256:
-        raise Corrupt(object, 0, "the object does not match the SHA-256 that the backup has of it")
+        raise Corrupt(object, 0, "the object does not match the SHA-256 in the backup")
 
 
 def _sha256_of(disk: DiskLike, path: str) -> str:

@@ -1,16 +1,16 @@
-"""The manifest of a backup: what it holds, its bytes, and the names of its objects. Pure.
+"""Defines the manifest of a backup, and the names of its objects. Pure.
 
-    backups/<id>.json                     what the backup holds; written last: it *is* the backup
+    backups/<id>.json                     the manifest; written last: without it there is no backup
     backups/<id>.sig                      its ed25519 signature, if it was taken with a key
-    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `boxes.py` builds it: everything
-    backup-shards/<id>/shard-00/snapshot/…        but what is in segments
+    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `boxes.py` builds it, without
+    backup-shards/<id>/shard-00/snapshot/…        segments
     backup-segments/7/<first seq>-<serial>-<digest>.seg   shared by all backups that need it
 
 An id is the time in UTC and four random digits: `20261116T163512042Z-9f3a`. Ids sort by time.
 
 Rules of the file
-- Of a manifest only what we could have written is accepted (`decode`): its names become paths and objects.
-- A signed manifest has the SHA-256 of every object. xxh3_64 finds damage, not a forger.
+- `decode` accepts only manifests that this server could have written: their names become paths.
+- A signed manifest has the SHA-256 of every object. xxh3_64 detects damage, not forgery.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shard.storage.files import Corrupt
 from shard.storage.segments.store import Name
 from streams.protocol.model.slots import SLOTS
 
-#: Of a manifest without SHA-256s, and of one with them.
+#: Formats of a manifest without and with SHA-256s.
 FORMAT, FORMAT_SIGNED = 1, 2
 
 ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{4}|[0-9]{20}")
@@ -38,7 +38,7 @@ MANIFESTS, SHARDS, SEGMENTS = "backups/", "backup-shards/", "backup-segments/"
 
 
 class StoredObject(msgspec.Struct, frozen=True, array_like=True):
-    """An object: its name in the target, and what it must be like."""
+    """An object: its name in the target, its size and its checksums."""
 
     name: str
     size: int
@@ -48,6 +48,8 @@ class StoredObject(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A segment in a backup."""
+
     generation: int
     first_seq: int
     serial: int
@@ -62,12 +64,14 @@ class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def object(self) -> str:
-        """Its name below the root of the target."""
+        """The name of the object, below the root of the target."""
         stem = self.name.file.removesuffix(".seg")
         return f"{SEGMENTS}{stem}-{self.digest:016x}.seg"
 
 
 class BackupShard(msgspec.Struct, frozen=True):
+    """One shard of a backup."""
+
     lsn: int
     boxes: int
     #: By path in the shard's folder.
@@ -76,12 +80,12 @@ class BackupShard(msgspec.Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """One backup, all of it."""
+    """The manifest of a backup."""
 
     format: int = FORMAT
     id: str
     taken_ms: int
-    #: The map of slots when it was taken, as in the manifest of a data directory.
+    #: The placement when it was taken, as in the manifest of a data directory.
     slots: list[tuple[int, int, int]]
     shards: list[BackupShard]
 
@@ -91,21 +95,21 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes that it needs, those it shares with others included."""
+        """Bytes of all its objects, shared ones included."""
         files = sum(stored_object.size for shard in self.shards for stored_object in shard.files.values())
         return files + sum(segment.size for shard in self.shards for segment in shard.segments)
 
     def encode(self) -> bytes:
-        """A line of JSON and a line with its checksum."""
+        """Return one line of JSON and one line with its checksum."""
         line = msgspec.json.encode(self)
         return line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
 
 
 def decode(content: bytes, *, name: str, id: str, root: str) -> Backup:
-    """The backup in the object `name`. Raises `Corrupt` if it is not what we could have written."""
+    """Decode the manifest in the object `name`. Raises `Corrupt` if this server could not have written it."""
     line, _, rest = content.partition(b"\n")
     if rest != xxh3_64_hexdigest(line).encode() + b"\n":
-        raise Corrupt(name, 0, "it does not match its checksum")
+        raise Corrupt(name, 0, "the manifest does not match its checksum")
     try:
         _check_format(msgspec.json.decode(line, type=_AnyFormat).format)
         backup = msgspec.json.decode(line, type=Backup)
@@ -121,7 +125,7 @@ def new_id(taken_ms: int) -> str:
 
 
 def object_of(root: str, id: str, number: int, path: str) -> str:
-    """The name of the object that holds a file of a shard's folder."""
+    """Return the name of the object that holds a file of a shard's folder."""
     return f"{root}{SHARDS}{id}/shard-{number:02d}/{path}"
 
 
@@ -131,17 +135,19 @@ class _AnyFormat(msgspec.Struct):
 
 def _check_format(format: int) -> None:
     if format not in (FORMAT, FORMAT_SIGNED):
-        raise ValueError(f"the backup is of format {format}, known are {FORMAT} and {FORMAT_SIGNED}")
+        raise ValueError(f"the backup is of format {format}; this server reads {FORMAT} and {FORMAT_SIGNED}")
 
 
 def _check(backup: Backup, id: str, root: str) -> None:
-    """Raises `ValueError` if a manifest says anything that we could not have written. Its names become paths
-    in the data directory, so this is a closed grammar and not a search for `..`."""
+    """Raise `ValueError` if this server could not have written the manifest.
+
+    Its names become paths in the data directory, so this is a closed grammar and not a search for `..`.
+    """
     if backup.id != id or not ID.fullmatch(id):
         raise ValueError(f"it says that it is the backup {backup.id!r}")
     if not 1 <= len(backup.shards) <= _SHARDS_MAX:
         raise ValueError(f"it has {len(backup.shards)} shards")
-    # A base of a chain holds one shard, and the map of all.
+    # A base of a chain holds one shard, and the placement of all.
     _check_slots(backup.slots, shards=_SHARDS_MAX if root else len(backup.shards))
     for number, shard in enumerate(backup.shards):
         for path, stored_object in shard.files.items():
@@ -170,7 +176,7 @@ def _check_sha256(format: int, text: str) -> None:
 
 
 def _check_slots(runs: list[tuple[int, int, int]], *, shards: int) -> None:
-    """Each slot has one owner."""
+    """Check that each slot has one owner."""
     after = 0
     for start, end, shard in runs:
         if start != after or not start < end <= SLOTS or not 0 <= shard < shards:

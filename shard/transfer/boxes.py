@@ -1,21 +1,21 @@
-"""Boxes out of a shard's folder, and a shard's folder out of boxes: for resharding, backups and repair.
+"""Reads the boxes of a shard's folder, and builds a folder from boxes: for resharding, backups and repair.
 
     folder ──read_shard──► machine ──parts_of──► BoxFacts + unsealed batches ──ShardBuilder──► folder
 
-A folder that was built is one that a shard could have left when it stopped in order:
+A new folder looks like one that a shard leaves after a clean stop:
 
     wal/        lsn 1..n: every unsealed batch, as `BatchKept`; lsn n+1: `ShardStopped`
-    snapshot/   n and n+1, each of them whole, so that either may be damaged and the shard still starts
-    segments/   the files and stubs of its boxes, under the names they always had
+    snapshot/   n and n+1, both complete, so that either may be damaged and the shard still starts
+    segments/   the files and stubs of its boxes, under their old names
 
-A box keeps its generation wherever it goes, and generations are unique over all shards, so nothing of it is
-renamed. Unsealed batches stay unsealed: a segment for each of a hundred thousand small boxes would be as many
-files and four syncs each, the log of all of them is one.
+A box keeps its generation when it moves, and generations are unique over all shards, so nothing is renamed.
+Unsealed batches stay unsealed: a segment for each of a hundred thousand small boxes would be as many files
+with four syncs each; the log of all of them is one.
 
 Rules of the file
-- What is read is only read: not even a torn tail is cut off. Whatever goes wrong, the source is as it was.
-- When `finish` returns, everything is durable; `check` reads it back and compares it with what was given.
-- Facts of a box are taken over as they are; only what names positions of the old log is made anew.
+- Sources are only read: not even a torn tail is cut off. After any failure, the source is unchanged.
+- When `finish` returns, everything is durable; `check` reads it back and compares it with the input.
+- Facts of a box are copied unchanged, except positions in the old log, which are replaced.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from streams.protocol.messages.routers import Router
 from streams.protocol.messages.s2 import AccessToken, Basin
 from streams.protocol.model.records import Batch
 
-#: Frames are written to the log in groups of about this: one system call each, and little held twice.
+#: Size of a group of frames in the log: one system call each, and little memory.
 _GROUP_BYTES = 1 << 20
 _GROUP_FRAMES = 512
 
-#: What says that a file system, or this pair of places, has no hard links. Then files are copied.
+#: Errors of file systems that cannot link these two paths. Then files are copied.
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Parts(NamedTuple):
-    """A shard as of one lsn, but for the payloads of its segments."""
+    """A shard at one lsn, without the payloads of its segments."""
 
     state: ShardState
-    #: By generation: the unsealed batches that `state` names, in order, and those with nothing live.
+    #: By generation: the unsealed batches that `state` names, in order, and those without live records.
     tails: dict[int, list[Batch]]
 
     def batches_of(self, facts: BoxFacts) -> list[Batch]:
@@ -65,8 +65,8 @@ class Parts(NamedTuple):
 
 
 def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Parts:
-    """What must be written down of a machine, or of the boxes of it that are to be kept. Shares its batches,
-    which never change, and nothing else."""
+    """Return the parts of a machine, or of the boxes that `keep` accepts. Only the immutable batches are
+    shared."""
     capture = begin_parts(machine, keep)
     while capture.step(len(machine.generations)):
         pass
@@ -74,7 +74,7 @@ def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Par
 
 
 def begin_parts(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Capture:
-    """Begin to capture boxes with their batches, in steps, while the machine goes on."""
+    """Begin to capture boxes with their batches, in steps, while the machine continues."""
     return machine.begin_snapshot(keep, with_batches=True)
 
 
@@ -84,7 +84,7 @@ def end_parts(machine: Machine, capture: Capture) -> Parts:
 
 
 def servers_of(state: ShardState) -> list[str]:
-    """Whose chains in the object store its boxes were in."""
+    """Return the servers whose chains in the object store held these boxes."""
     own = [state.chain.rpartition("-")[2]] if state.chain else []
     return sorted({*state.follows, *own})
 
@@ -97,7 +97,7 @@ def read_shard(
     open_segment: OpenSegment | None = None,
     report: Callable[[float], None] = lambda ratio: None,
 ) -> Machine:
-    """The machine that a shard would have after recovery. Reads, and writes nothing."""
+    """Return the machine that a shard would have after recovery. Read-only."""
     machine = Machine(shard=shard)
     wal = Wal(disk, f"{directory}/wal")
     opens = open_segment or SegmentStore(disk, f"{directory}/segments").open
@@ -109,8 +109,10 @@ def read_shard(
 
 
 def end_life(machine: Machine, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> None:
-    """Settles what the last life of a shard left open, as its next start would, and stops it in order. So a
-    loss that a power cut caused is in the facts before boxes of several shards come together."""
+    """Settle the open state of the shard's last process, as its next start would, and stop it cleanly.
+
+    So a loss from a power cut is in the facts before boxes of several shards are merged.
+    """
     machine.start(boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
     machine.stop(now_ms)
     machine.recovered(machine.lsn)
@@ -121,16 +123,18 @@ def end_life(machine: Machine, *, boot_id: str, now_ms: int, cache_survived: boo
 
 
 class ImportedFiles(NamedTuple):
+    """The number of linked files, and the bytes of copied ones."""
+
     linked_files: int
     copied_bytes: int
 
 
 def has_links(disk: DiskLike, directory: str) -> bool:
-    """Whether files in this directory can have two names."""
+    """Return True if the file system of this directory supports hard links."""
     one, two = f"{directory}/.one-name", f"{directory}/.another-name"
     disk.close(disk.create(one))
     try:
-        if disk.exists(two):  # of an earlier try that was cut short
+        if disk.exists(two):  # left by an interrupted try
             disk.unlink(two)
         disk.link(one, two)
     except OSError as error:
@@ -145,7 +149,7 @@ def has_links(disk: DiskLike, directory: str) -> bool:
 
 
 def _files_of(disk: DiskLike, directory: str, facts: BoxFacts) -> list[str]:
-    """Files and stubs of a box's segments. One of the two must be there for each."""
+    """Return files and stubs of a box's segments. Each segment must have at least one of them."""
     folder = f"{directory}/{facts.generation}"
     present = set(disk.listdir(folder)) if facts.segments and disk.exists(folder) else set()
     files: list[str] = []
@@ -159,7 +163,7 @@ def _files_of(disk: DiskLike, directory: str, facts: BoxFacts) -> list[str]:
 
 
 def _copy(disk: DiskLike, directory: str, file: str, target: str) -> int:
-    """Every byte is verified on its way."""
+    """Copy a segment or a stub, and verify every byte."""
     source = FileSource(disk, f"{directory}/{file}")
     if file.endswith(".stub"):
         segments.write_stub(disk, target, segments.open_stub(source))
@@ -169,7 +173,7 @@ def _copy(disk: DiskLike, directory: str, file: str, target: str) -> int:
 
 
 def _create_empty(disk: DiskLike, directory: str, file: str, target: str) -> int:
-    """Makes an empty file of this name: nobody reads a stub that nothing names."""
+    """Create an empty file of this name: a stub that nothing names is never read."""
     handle = disk.create(f"{target}/{file}")
     try:
         disk.fsync(handle)
@@ -183,7 +187,7 @@ def _create_empty(disk: DiskLike, directory: str, file: str, target: str) -> int
 
 
 class ShardBuilder:
-    """Builds the folder of one shard, which must not be there yet; its parent must be."""
+    """Builds the folder of one shard. The folder must not exist yet; its parent must."""
 
     def __init__(
         self,
@@ -209,13 +213,13 @@ class ShardBuilder:
         self._last_basin_number = 0
         self._tokens: list[AccessToken] = []
         self._follows: set[str] = set()
-        #: Folders in which names were made and are not durable yet; at most one for each box.
+        #: Folders with new names that are not durable yet; at most one per box.
         self._folders: dict[str, None] = {}
         disk.mkdir(directory)
         disk.fsync_dir(parent_of(directory))
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=file_bytes)
         for _ in self._wal.scan():
-            raise AssertionError("a folder that is built begins empty")
+            raise AssertionError("a new folder has an empty log")
         self._wal.settle()
 
     def __repr__(self) -> str:
@@ -223,16 +227,16 @@ class ShardBuilder:
 
     @property
     def needs_reconciling(self) -> bool:
-        """Whether something in it concerns boxes that may be in another shard."""
+        """True if the folder shares state with boxes that may be in another shard."""
         return bool(self._routers or self._basins) or any(map(needs_reconciling, self._boxes))
 
     @property
     def segments(self) -> str:
-        """Where the segment files of its boxes are to be put."""
+        """The directory for the segment files of its boxes."""
         return f"{self.directory}/segments"
 
     def add(self, facts: BoxFacts, batches: Iterable[Batch]) -> None:
-        """A box and its unsealed batches, in order. Its segments come with `import_segments`."""
+        """Add a box and its unsealed batches, in order. Its segments come with `import_segments`."""
         lsns = array("Q")
         for batch in batches:
             self._lsn += 1
@@ -251,12 +255,14 @@ class ShardBuilder:
             self._pause(written_bytes)
 
     def import_segments(self, source: str, facts: BoxFacts) -> ImportedFiles:
-        """Takes over files and stubs of a box's segments from another `segments` directory."""
+        """Link or copy files and stubs of a box's segments from another `segments` directory."""
         return self._import_files(source, _files_of(self._disk, source, facts), _copy)
 
     def import_stub(self, source: str, stub: str) -> None:
-        """Takes along a stub that nothing names: the server drops that segment from the cold store. The name
-        says which one, so the stub may be damaged."""
+        """Link or create a stub that nothing names: the server then drops that segment from the cold store.
+
+        Only the name matters, so the stub may be damaged.
+        """
         self._import_files(source, [stub], _create_empty)
 
     def _import_files(
@@ -283,11 +289,11 @@ class ShardBuilder:
         return ImportedFiles(linked_files, copied_bytes)
 
     def add_not_recreated(self, names: Iterable[str]) -> None:
-        """Names of deleted boxes that must not come back by themselves."""
+        """Add names of deleted boxes that must not be recreated implicitly."""
         self._not_recreated.update(dict.fromkeys(names))
 
     def add_routers(self, state: ShardState) -> None:
-        """The registers of routers, basins and access tokens, which the first shard has."""
+        """Add the registries of routers, basins and access tokens, which the first shard has."""
         self._routers += state.routers
         self._last_router_number = max(self._last_router_number, state.last_router_number)
         self._basins += state.basins
@@ -295,17 +301,17 @@ class ShardBuilder:
         self._tokens += state.tokens
 
     def add_follows(self, servers: Iterable[str]) -> None:
-        """Servers whose chains in the object store had boxes that are here now: what this shard puts there is
-        to take their place."""
+        """Add servers whose chains in the object store held boxes of this shard: its own chain replaces
+        them."""
         self._follows.update(servers)
 
     def add_marks(self, marks: Iterable[MarkFacts]) -> None:
-        """Which epochs of transactions were committed. What is held for others stays behind: their commits
-        are refused, and their writers write them again."""
+        """Add marks of committed transactions. Held rows of others are dropped: their commits are refused,
+        and their writers write them again."""
         self._marks += marks
 
     def finish(self, *, last_generation: int, boot_id: str, now_ms: int) -> None:
-        """Makes everything durable."""
+        """Make everything durable."""
         for folder in self._folders:
             self._disk.fsync_dir(folder)
         if self._folders:
@@ -340,8 +346,8 @@ class ShardBuilder:
         self._disk.fsync_dir(self.directory)
 
     def check(self, open_segment: OpenSegment | None = None) -> Machine:
-        """Reads the folder as its shard will, and compares. Raises what a damaged folder raises. Returns the
-        machine that was read."""
+        """Read the folder as its shard will, compare it, and return its machine. Raises if the folder is
+        damaged."""
         machine = read_shard(self._disk, self.directory, open_segment=open_segment)
         built_facts = {facts.generation: facts for facts in self._boxes}
         assert built_facts.keys() == machine.generations.keys(), "a box is missing"
@@ -354,15 +360,14 @@ class ShardBuilder:
         return machine
 
     def amend(self, changes: Sequence[tuple[int, Change]], *, now_ms: int) -> None:
-        """Logs changes behind what was finished."""
+        """Log changes after `finish`."""
         amend(self._disk, self.directory, changes, now_ms=now_ms, file_bytes=self._file_bytes)
 
 
 def amend(
     disk: DiskLike, directory: str, changes: Sequence[tuple[int, Change]], *, now_ms: int, file_bytes: int
 ) -> None:
-    """Logs changes behind what is in a folder that was built; `made` begins with the next lsn. Durable on
-    return."""
+    """Log changes in a finished folder; they begin with the next lsn. Durable on return."""
     wal = Wal(disk, f"{directory}/wal", file_bytes=file_bytes)
     for _ in wal.scan():
         pass
@@ -376,12 +381,14 @@ def amend(
 
 
 def rebase(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
-    """The facts of a box in a log in which its unsealed batches have these lsns. What its idempotency keys
-    rest on is durable, wherever it stood."""
+    """Return the facts of a box for a log in which its unsealed batches have these lsns.
+
+    The lsns of its idempotency keys become 0: these writes are durable.
+    """
     keys = [(key, first_seq, last_seq, at_ms, 0) for key, first_seq, last_seq, at_ms, _ in facts.keys]
     return msgspec.structs.replace(facts, batches=lsns.tobytes(), keys=keys)
 
 
 def needs_reconciling(facts: BoxFacts) -> bool:
-    """Whether a box names another one, or is named by a register."""
+    """Return True if a box refers to another one, or a registry refers to it."""
     return bool(facts.origins or facts.outboxes or facts.moves or facts.stream)

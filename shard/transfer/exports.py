@@ -1,24 +1,24 @@
-"""What a backup or a check of a running shard reads: its state as of one lsn, held still while it is read.
+"""Exports the state of a running shard at one lsn, for a backup or a check.
 
-    begin(id) ──► state and unsealed batches of this moment ──► durable ──► <folder>/wal, <folder>/snapshot
-                  taken in small steps; the segments it names are pinned: upkeep drops none of them
-    renew(id) ──► goes on for another `LEASE_S`
-    end(id)   ──► folder and pins go, then the answer; they also go when nobody has renewed in time
+    begin(id) ──► captures state and unsealed batches ──► durable ──► <folder>/wal, <folder>/snapshot
+                  in small steps; the segments it names are pinned: upkeep drops none of them
+    renew(id) ──► extends the lease by `LEASE_S`
+    end(id)   ──► removes folder and pins, then replies; also done when the lease expires
 
-Before the first shard of a backup is captured, all are asked to hold moves (`move_hold.py`), and after the
-last one to let go: `begin` and `renew` say so with `holds_moves`.
+Before a backup captures the first shard, it makes all shards hold moves (`move_hold.py`), and after the last
+one release them: `begin` and `renew` carry `holds_moves`.
 
-Whoever asks reads folder and segment files itself, in another process: what is sealed is not copied here.
+The client reads the folder and the segment files itself, in another process: sealed data is not copied here.
 
 Rules of the file
-- One export at a time; another id has to wait. The same id again gets the same answer again.
-- The answer to `end`, and to a `begin` that fails, comes after the export is over. A client that has this
-  answer can begin its next export at once.
-- The folder is nobody's truth: what an earlier life left of it is removed before the next is made, and a disk
-  that cannot take it fails the export and not the shard.
+- One export at a time; another id has to wait. A repeated `begin` of one id gets the first reply again.
+- The reply to `end`, and to a `begin` that fails, comes after the export is over. A client that has this
+  reply can begin its next export at once.
+- The folder is temporary: the remains of an earlier process are removed before the next export, and a full
+  disk fails the export, not the shard.
 
-Bounds: an export holds the unsealed batches in memory until they are written, which backpressure bounds,
-and no longer than that; it writes no faster than upkeep does; pins last as long as the lease.
+Bounds: an export holds the unsealed batches in memory only until they are written, and backpressure bounds
+them. It writes no faster than upkeep does. Pins last as long as the lease.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from streams.protocol.model.names import shown
 
 log = structlog.get_logger()
 
-#: Boxes that are taken in one step, and how long others have in between: as for a snapshot
-#: (`engine/engine.py`).
+#: Boxes per capture step, and the pause after each, as for a snapshot (`engine/engine.py`).
 _STEP_BOXES, _STEP_REST_S = 32, 0.002
 
-#: How long an export is kept for somebody who does not ask for it any more.
+#: An export ends this long after its last renewal.
 LEASE_S = 60.0
 
 Answer = Callable[[dict[str, object] | StreamsError], None]
@@ -54,11 +53,13 @@ Answer = Callable[[dict[str, object] | StreamsError], None]
 
 class ExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
-    #: True with `begin`: hold moves, and begin no export yet. False with `renew`: let them go.
+    #: True with `begin`: hold moves, and begin no export yet. False with `renew`: release them.
     holds_moves: bool | None = None
 
 
 class Exports:
+    """The current export of a shard."""
+
     def __init__(
         self,
         machine: Machine,
@@ -87,11 +88,11 @@ class Exports:
         self._bytes_per_s = bytes_per_s
         self._lease_s = lease_s
         self._hold = MoveHold(machine, now_ms=now_ms, log_outcome=log_outcome, lease_s=lease_s)
-        #: Of the one that is under way; it is so until its folder and its pins are gone.
+        #: The id of the current export, until its folder and its pins are removed.
         self._id = ""
         self._is_open = False
         self._facts: dict[str, object] | None = None
-        #: Answers to `begin`, and to `end`.
+        #: Pending replies to `begin`, and to `end`.
         self._waiting: list[Answer] = []
         self._ending: list[Answer] = []
         self._wake_up = trio.Event()
@@ -99,7 +100,7 @@ class Exports:
     def __repr__(self) -> str:
         return f"<Exports {self._id or 'none'}, {self._pins!r}>"
 
-    # -- asked for
+    # -- requests
 
     def ask(self, op: int, body: bytes, answer: Answer) -> None:
         try:
@@ -115,11 +116,11 @@ class Exports:
             if self._hold.begin(id):
                 answer({"id": id})
             else:
-                answer(Throttled("another backup of this shard is under way; try again when it is over"))
+                answer(Throttled("another backup of this shard is in progress; try again when it has ended"))
         elif op == wire.OP_EXPORT:
             self._begin(id, answer)
         elif not id or id != self._id or (op == wire.OP_EXPORT_RENEW and not self._is_open):
-            answer(NotFound(f"id: there is no export {shown(id)} (any more)", field="id"))
+            answer(NotFound(f"id: export {shown(id)} does not exist; it may have expired", field="id"))
         elif op == wire.OP_EXPORT_RENEW:
             self._wake_up.set()
             answer({"id": id})
@@ -130,9 +131,11 @@ class Exports:
 
     def _begin(self, id: str, answer: Answer) -> None:
         if not id:
-            answer(InvalidRequest("id: an export needs one", field="id"))
+            answer(InvalidRequest("id: required", field="id"))
         elif self._id and (id != self._id or not self._is_open):
-            answer(Throttled("another backup or check of this shard is under way; try again when it is over"))
+            answer(
+                Throttled("another backup or check of this shard is in progress; try again when it has ended")
+            )
         elif self._facts is not None:
             answer(self._facts)
         else:
@@ -140,7 +143,7 @@ class Exports:
             self._waiting.append(answer)
             self._wake_up.set()
 
-    # -- done
+    # -- running an export
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -151,7 +154,7 @@ class Exports:
         while True:
             await self._wake_up.wait()
             self._wake_up = trio.Event()
-            if self._id:  # also if its end came before this task ran: then it has to be answered
+            if self._id:  # also if `end` came before this task ran: it needs its reply
                 id = self._id
                 try:
                     failure = await self._run_export(id)
@@ -163,7 +166,7 @@ class Exports:
                 _answer_all(self._ending, {"id": id})
 
     async def _run_export(self, id: str) -> StreamsError | None:
-        """Runs one export from its begin to its end. Returns why it failed, if it did."""
+        """Run one export from begin to end. Returns the error if it failed."""
         parts, taken_ms = await self._capture()
         if not await self._wait_durable(parts.state.lsn):
             return ShuttingDown()
@@ -186,12 +189,12 @@ class Exports:
                 await self._wake_up.wait()
             self._wake_up = trio.Event()
             if lease.cancelled_caught:
-                log.warning("an export was given up: nobody has asked for it in time", id=id)
+                log.warning("an export has expired: its client did not renew it in time", id=id)
                 self._is_open = False
         return None
 
     async def _capture(self) -> tuple[Parts, int]:
-        """Everything as of this moment, and the moment. Rows of commits are rendered before it."""
+        """Capture the state of this moment. Rows of commits are rendered first. Returns it with its time."""
         await self._wait_rendered()
         self._pins.is_all = True
         capture, taken_ms = begin_parts(self._machine), self._now_ms()
@@ -209,8 +212,10 @@ class Exports:
     def _remove_folder(self) -> None:
         try:
             remove_tree(self._disk, self._folder)
-        except OSError as error:  # it takes room and does no harm; the next export there tries again
-            log.warning("the folder of an export could not be removed", reason=str(error))
+        except OSError as error:  # harmless; the next export tries again
+            log.warning(
+                "the folder of an export could not be removed; the next export tries again", reason=str(error)
+            )
 
     def _release(self) -> None:
         self._id, self._is_open = "", False
@@ -245,7 +250,7 @@ def write_export(
     file_bytes: int,
     pause: Callable[[int], None] = lambda written_bytes: None,
 ) -> None:
-    """The folder of a shard as it is in `parts`, without segments."""
+    """Write the folder of a shard from `parts`, without segments."""
     builder = ShardBuilder(disk, folder, file_bytes=file_bytes, pause=pause)
     for facts in parts.state.boxes:
         builder.add(facts, parts.batches_of(facts))

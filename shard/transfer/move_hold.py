@@ -1,14 +1,14 @@
 """Holds moves between boxes while a backup captures the shards one after the other.
 
-A dead letter, or a requeued job, is in one box after the other. Were the box that it came to captured before
-it came, and the box that it left captured after it left, then the backup would have it in neither. So a
-backup first tells all shards to hold, then captures each of them, and then lets go:
+A dead letter or a requeued job moves from one box to another. If the destination were captured before it
+arrived, and the source after it left, the backup would have it in neither. So a backup first makes all shards
+hold moves, then captures each of them, and then releases the hold:
 
-    hold, on all shards ──► captured, one by one ──► let go, on all shards
-      nothing new leaves, and what has arrived elsewhere stays here too, until they let go
+    hold, on all shards ──► capture, one by one ──► release, on all shards
+      no move leaves, and moved records stay in their source too, until the release
 
-A hold is no fact: it ends with the process, and with its lease if nobody renews it. Routers are not held:
-both boxes of a router keep what they have, and a restore compares them (`offline/reconcile.py`).
+A hold is not logged: it ends with the process, and with its lease if it is not renewed. Routers are not held:
+both boxes of a router keep their records, and a restore compares them (`offline/reconcile.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 
 class MoveHold:
+    """The hold of at most one backup."""
+
     def __init__(
         self,
         machine: Machine,
@@ -37,7 +39,7 @@ class MoveHold:
         self._now_ms = now_ms
         self._log_outcome = log_outcome
         self._lease_s = lease_s
-        #: Of the backup that holds; "" = none.
+        #: The id of the backup that holds moves; "" if none does.
         self._id = ""
         self._wake_up = trio.Event()
 
@@ -45,7 +47,7 @@ class MoveHold:
         return f"<MoveHold {self._id or 'none'}>"
 
     def begin(self, id: str) -> bool:
-        """Hold for this backup. Returns False if another one holds already."""
+        """Hold moves for this backup. Returns False if another backup holds them."""
         if self._id not in ("", id):
             return False
         self._id = id
@@ -58,14 +60,14 @@ class MoveHold:
             self._wake_up.set()
 
     def end(self, id: str) -> None:
-        """Let go, if it is this backup that holds."""
+        """Release the hold, if this backup has it."""
         if self._id and id == self._id:
             self._id = ""
             self._log_outcome(self._machine.let_moves_go(self._now_ms()))
             self._wake_up.set()
 
     async def run(self) -> None:
-        """Ends a hold that nobody has renewed in time."""
+        """End a hold that was not renewed in time."""
         while True:
             await self._wake_up.wait()
             while self._id:
@@ -73,6 +75,8 @@ class MoveHold:
                 with trio.move_on_after(self._lease_s) as lease:
                     await self._wake_up.wait()
                 if lease.cancelled_caught:
-                    log.warning("a backup that held dead letters is gone; they move on", id=self._id)
+                    log.warning(
+                        "a backup did not renew its hold on dead letters; they move again", id=self._id
+                    )
                     self.end(self._id)
             self._wake_up = trio.Event()

@@ -1,17 +1,17 @@
-"""Which chains an object store holds, which of them count, and what nobody needs any more.
+"""Lists the chains of an object store, decides which chain owns each slot, and removes superseded chains.
 
-A shard writes one chain (`shard/core/objects/replication.py`), and begins another one when its folder was
-made anew: by resharding, a repair, a restore. The number of a chain is higher than that of any that was
-there when it began. So of two chains that had the same slot, the one with the higher number tells what is in
-it, from the moment it has a base; until then the older one does.
+A shard writes one chain (`shard/core/objects/replication.py`). It begins another one when its folder is
+rebuilt: by resharding, a repair or a restore. The number of a chain is higher than that of any chain that
+existed when it began. So of two chains with the same slot, the one with the higher number owns it once it has
+a base; until then the older one does.
 
     chain 1   slots 0..4095   base, log          server with one shard
-    chain 2   slots 0..2047   base, log          the same after resharding: shard 0
-    chain 3   slots 2048..4095   (no base yet)   shard 1: for its slots chain 1 still counts
+    chain 2   slots 0..2047   base, log          after resharding: shard 0
+    chain 3   slots 2048..4095   (no base yet)   shard 1: chain 1 still owns its slots
 
 Rules of the file
-- A chain goes when all its slots are told by others; never because it is old.
-- Chains of a server that ours does not follow are never touched, and never written beside.
+- A chain is removed when other chains own all its slots; never because it is old.
+- Chains of servers that this server does not follow are never changed, and block new chains.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from streams.protocol.model.slots import SLOTS
 
 
 class ForeignChains(Exception):
-    """The store holds what another data directory has put there."""
+    """The store holds chains of another data directory."""
 
 
 class ChainObjects(NamedTuple):
-    """A chain as its names tell it."""
+    """A chain, as the names of its objects describe it."""
 
     name: ChainName
     #: The lsns of its bases, ascending.
     bases: list[int]
     logs: list[LogName]
-    #: Every name below its root, those included.
+    #: Every name below its root, including bases and logs.
     names: list[str]
 
 
 class RestorableChain(NamedTuple):
-    """A chain that has a base, and the slots it had."""
+    """A chain that has a base, with its newest base and the slots it had."""
 
     objects: ChainObjects
     base: Backup
@@ -53,7 +53,7 @@ class RestorableChain(NamedTuple):
 
 
 def list_chains(store: ColdStore, root: str = object_log.ROOT) -> list[ChainObjects]:
-    """All chains, in the order of their numbers; or the one with this root."""
+    """Return all chains in the order of their numbers; or the one with this root."""
     chains: dict[ChainName, ChainObjects] = {}
     for name in store.names(root):
         chain_text, _, rest = name.removeprefix(object_log.ROOT).partition("/")
@@ -71,12 +71,12 @@ def list_chains(store: ColdStore, root: str = object_log.ROOT) -> list[ChainObje
 
 
 def target_of(store: ColdStore, disk: DiskLike, chain: ChainName) -> Target:
-    """Where the bases of a chain are."""
+    """Return the backup target that holds the bases of a chain."""
     return Target(store, disk, root=chain.root)
 
 
 def load_bases(store: ColdStore, disk: DiskLike, chains: Iterable[ChainObjects]) -> list[RestorableChain]:
-    """Those that have a base, with the newest of it."""
+    """Return the chains that have a base, with their newest base."""
     restorable_chains: list[RestorableChain] = []
     for chain in chains:
         if chain.bases:
@@ -88,16 +88,16 @@ def load_bases(store: ColdStore, disk: DiskLike, chains: Iterable[ChainObjects])
 
 
 def chain_of_each_slot(chains: Sequence[RestorableChain]) -> list[int]:
-    """Of each slot the chain that tells it, by its place in `told`; `len(told)` where there is none."""
+    """Return for each slot the index of the chain that owns it; `len(chains)` if there is none."""
     owners = [len(chains)] * SLOTS
-    for place, each in enumerate(chains):  # ascending numbers: later ones take over
+    for place, each in enumerate(chains):  # ascending numbers: later chains take over
         for slot in each.slots:
             owners[slot] = place
     return owners
 
 
 def find_superseded(chains: Sequence[RestorableChain]) -> list[RestorableChain]:
-    """Chains that tell nothing any more."""
+    """Return the chains that own no slot any more."""
     owners = set(chain_of_each_slot(chains))
     return [each for place, each in enumerate(chains) if place not in owners]
 
@@ -105,22 +105,22 @@ def find_superseded(chains: Sequence[RestorableChain]) -> list[RestorableChain]:
 def next_name(
     chains: Sequence[ChainObjects], *, shard: int, server: str, follows: Iterable[str]
 ) -> ChainName:
-    """A name for a chain that is about to begin. Raises `ForeignChains`."""
+    """Return the name for a new chain. Raises `ForeignChains`."""
     own_servers = {server, *follows}
     foreign = sorted({chain.name.server for chain in chains if chain.name.server not in own_servers})
     if foreign:
         raise ForeignChains(
-            f"it holds what {len(foreign)} other data directories have put there: put that back with "
-            "`streams restore`, or give this server another place with STREAMS_COLD_DIR, or remove "
-            f"{object_log.ROOT} there if nobody needs it"
+            f"it holds data of {len(foreign)} other data directories: restore that data with "
+            "`streams restore`, or give this server another location with STREAMS_COLD_DIR, or remove "
+            f"{object_log.ROOT} there if it is not needed"
         )
     number = max((chain.name.number for chain in chains), default=0) + 1
     return ChainName(number, shard, server)
 
 
 def remove_superseded(store: ColdStore, disk: DiskLike, own: ChainName, *, follows: Iterable[str]) -> None:
-    """Drops what a new base of `own` has made needless: older bases, changes that it holds, chains whose
-    slots are told by others. What this leaves behind is dropped the next time."""
+    """Remove objects that a new base of `own` supersedes: older bases, changes that it contains, and chains
+    that own no slot any more. The next call removes the objects that a failed call leaves."""
     chains = list_chains(store)
     mine = next(chain for chain in chains if chain.name == own)
     for log in mine.logs:
@@ -130,7 +130,7 @@ def remove_superseded(store: ColdStore, disk: DiskLike, own: ChainName, *, follo
     own_servers = {own.server, *follows}
     for each in find_superseded(load_bases(store, disk, chains)):
         if each.objects.name.server in own_servers and each.objects.name != own:
-            # Its bases first: without one it is not a chain, whatever is left of it.
+            # Bases first: without a base the remaining objects are no chain.
             rest = sorted(each.objects.names, key=lambda name: "/backups/" not in name)
             for name in rest:
                 store.delete(name)

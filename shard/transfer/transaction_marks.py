@@ -1,9 +1,9 @@
-"""Marks of transactions, when boxes go to other shards: for resharding and for restoring backups. Pure.
+"""Merges marks of transactions when boxes move to other shards: for resharding and restores. Pure.
 
-A mark says of a shard that a writer's epoch was committed there. When shards come together that agree, so
-does the new one. When they do not (a job died between two commits), the new shard must still know which of
-its boxes have the epoch: then a mark represents the slots that the old shard had, and the next commit of the
-writer leaves out rows for boxes in slots that have them already.
+A mark says that a shard has committed a writer's epoch. If the old shards of a new one agree, the new shard
+takes their mark. If they do not (a job died between two commits), the new shard must still know which of its
+boxes have the epoch. Then a mark lists the slots of the old shard, and the next commit of the writer skips
+rows for boxes in these slots.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from streams.protocol.model.slots import SLOTS
 
 
 class MarkMerge:
+    """The marks of old shards, to be merged for new shards."""
+
     def __init__(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """The old and the new shard of each slot."""
+        """`old` and `new` have the old and the new shard of each slot."""
         assert len(old) == len(new) == SLOTS
-        #: (old shard, new shard) -> the slots that go from one to the other, as bits.
+        #: (old shard, new shard) -> the slots that move between them, as bits.
         self._slots_by_move: dict[tuple[int, int], int] = {}
         for slot, move in enumerate(zip(old, new, strict=True)):
             self._slots_by_move[move] = self._slots_by_move.get(move, 0) | 1 << slot
@@ -29,16 +31,16 @@ class MarkMerge:
         return f"<MarkMerge of {len(self._marks)} writers>"
 
     def add(self, shard: int, marks: Iterable[MarkFacts]) -> None:
-        """The marks of an old shard."""
+        """Add the marks of an old shard."""
         for mark in marks:
             self._marks.setdefault(mark.writer, {}).setdefault(shard, []).append(mark)
 
     def of(self, shard: int) -> list[MarkFacts]:
-        """The marks of a new shard, oldest first."""
+        """Return the marks of a new shard, oldest first."""
         sources = {old: slots for (old, new), slots in self._slots_by_move.items() if new == shard}
         marks: list[MarkFacts] = []
         for writer, by_shard in self._marks.items():
-            #: (epoch, query) -> the slots that have it, when, whose it is, and how long it is kept.
+            #: (epoch, query) -> the slots that have it, its time, its owner, and its lifetime.
             epochs: dict[tuple[int, str], tuple[int, int, str | None, bool | None]] = {}
             for old, slots in sources.items():
                 for mark in by_shard.get(old, ()):
@@ -47,7 +49,7 @@ class MarkMerge:
                         (mark.epoch, mark.query), (0, 0, None, mark.once)
                     )
                     owner = mark.owner if owner is None else owner
-                    # The longest time wins: for ever, 90 days, a day.
+                    # The longest lifetime wins: unlimited, 90 days, one day.
                     once = False if False in (once, mark.once) else once and mark.once
                     epochs[mark.epoch, mark.query] = (known_slots | own, max(at_ms, mark.at_ms), owner, once)
             everything = sum(sources.values())
@@ -59,5 +61,5 @@ class MarkMerge:
 
 
 def owners_of(runs: Sequence[tuple[int, int, int]]) -> list[int]:
-    """The shard of each slot, from runs (start, end, shard)."""
+    """Return the shard of each slot, from runs (start, end, shard)."""
     return [shard for start, end, shard in runs for _ in range(start, end)]

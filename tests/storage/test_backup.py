@@ -409,7 +409,7 @@ def test_an_object_of_another_backup_in_the_place_of_one_is_found(place: Place) 
     (mine,), (other,) = one.shards[0].segments, two.shards[0].segments
     content = target.store.read(other.object, 0, other.size)
     target._put(mine.object, [content])
-    with pytest.raises(Corrupt, match="here is another segment than the backup has"):
+    with pytest.raises(Corrupt, match="another segment than the backup names"):
         restored(place, target, one)
 
 
