@@ -419,7 +419,7 @@ def test_a_backup_that_is_missing_or_of_a_later_format_is_refused(place: Place) 
         target.load("nothing")
     later = Backup(format=3, id="x", taken_ms=1, slots=SLOT_RUNS, shards=[])
     target._put("backups/x.json", [later.encode()])
-    with pytest.raises(Corrupt, match="of format 3, known are 1 and 2"):
+    with pytest.raises(Corrupt, match="of format 3; this server reads 1 and 2"):
         target.load("x")
     target._put("backups/y.json", [later.encode()[:-3]])
     with pytest.raises(Corrupt, match="checksum"):
