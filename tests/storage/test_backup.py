@@ -317,7 +317,7 @@ def test_keys_that_were_compacted_after_the_time_are_counted_and_reported(
 def test_the_backup_asked_for_or_the_one_after_the_time_or_the_newest_is_chosen(place: Place) -> None:
     disk, root = place
     target = target_in(place)
-    with pytest.raises(LookupError, match="there is no backup"):
+    with pytest.raises(LookupError, match="it contains no backup"):
         choose_backup(target)
     write_folder(disk, f"{root}/one", simple())
     one, two, three = (

@@ -255,7 +255,7 @@ def test_a_name_we_would_not_make_is_refused(store: ColdStore) -> None:
         store.delete,
     ]
     for name, ask in itertools.product(BAD_NAMES, asks):
-        with pytest.raises(ValueError, match="not a name"):
+        with pytest.raises(ValueError, match="not a valid name"):
             ask(name)
     for prefix in ("a", "/", "../", "a/../", "a.b/"):
         with pytest.raises(ValueError, match="not a folder"):

@@ -519,7 +519,7 @@ def test_a_frame_of_a_later_version_is_not_passed_over() -> None:
     disk = folder(driver)
     real = frames._PLAIN_DECODERS.pop(11)
     try:
-        with pytest.raises(CannotRepair, match="use the version that wrote it"):
+        with pytest.raises(CannotRepair, match="use the server version that wrote it"):
             repaired(disk)
         assert "kind 11" in verified(disk).problems[0].reason
     finally:

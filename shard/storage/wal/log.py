@@ -352,7 +352,7 @@ class Wal:
 
     def _refuse_unless_open(self) -> None:
         if self._state != "open":
-            raise RuntimeError(f"{self!r} is not open: scan and settle it first; a failed log stays closed")
+            raise RuntimeError(f"{self!r} is not open: it must be scanned and settled, and not have failed")
 
     def _append(self, frames: Sequence[FrameParts], *, waits: bool = True) -> None:
         buffers: list[Buffer] = []
