@@ -166,7 +166,7 @@ def test_neither_is_taken_for_the_other_nor_for_one_of_another_name() -> None:
     ):
         handle = disk.create(f"{DIRECTORY}/{name}")
         disk.pwritev(handle, [content], 0)
-        with pytest.raises(Corrupt, match="the header (belongs|does not belong) to") as caught:
+        with pytest.raises(Corrupt, match=r"the header (belongs|does not belong) to") as caught:
             read(FileSource(disk, f"{DIRECTORY}/{name}"))
         assert caught.value.offset == 0
     with pytest.raises(Corrupt, match="this is not the name of a stub"):
