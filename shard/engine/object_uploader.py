@@ -312,7 +312,7 @@ class ObjectUploader:
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
             probe = partial(target.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
-            return chain if await self._try(probe, "listing its chains") else None
+            return chain if await self._try(probe, "checking its chain") else None
         if not await self._try(
             lambda: chains_there.extend(object_chains.list_chains(target.store)), "listing its chains"
         ):

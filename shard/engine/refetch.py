@@ -67,7 +67,7 @@ class Refetch:
         self._queued_reads: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
 
     def __repr__(self) -> str:
-        return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self.queued_writes)} boxes>"
+        return f"<Refetch {self._fetching_bytes} B in flight, writes to {len(self.queued_writes)} boxes>"
 
     def queue_write(self, command: Command, ticket: Ticket) -> bool:
         """Queue a write behind an earlier write to its box that waits. Return False if none waits."""

@@ -47,7 +47,7 @@ class Staging:
         if not outcome.until_durable or self._machine.shows_when_logged:
             self._notify_logged = True
 
-    def leaves_to_thread(self, size: int) -> bool:
+    def goes_to_thread(self, size: int) -> bool:
         """Return True if the next `write`, of commands of about this size, is likely to go through the commit
         thread. The frame of a write is somewhat longer than its body."""
         return self._needs_sync or size > APPEND_NOW_BYTES_MAX * 3 // 4

@@ -61,11 +61,11 @@ class Timekeeper:
         if after_ns - before_ns > _APART_NS:
             return
         behind_ns = self._clock.observe(wall_ns=wall_ns, monotonic_ns=after_ns)
-        known_ns, self._behind_ns = self._behind_ns, behind_ns
+        previous_ns, self._behind_ns = self._behind_ns, behind_ns
         # A correction in progress reduces the difference by a tenth of the elapsed time; a larger change is
         # another step.
         if abs(behind_ns) >= _STEP_NS and (
-            abs(behind_ns) > abs(known_ns) + _STEP_NS or (behind_ns > 0) != (known_ns > 0)
+            abs(behind_ns) > abs(previous_ns) + _STEP_NS or (behind_ns > 0) != (previous_ns > 0)
         ):
             self.steps += 1
             log.warning(
@@ -73,5 +73,5 @@ class Timekeeper:
                 clock_ahead_s=round(behind_ns / 1e9, 3),
                 follows_within_s=round(abs(behind_ns) * SLEW / 1e9),
             )
-        elif abs(known_ns) >= _STEP_NS > abs(behind_ns):
+        elif abs(previous_ns) >= _STEP_NS > abs(behind_ns):
             log.info("this shard's time agrees with the system clock again")

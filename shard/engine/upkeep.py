@@ -270,7 +270,7 @@ class Upkeep:
             self._commit(changes.SegmentSealed(generation, plan.serial, segment.to_bytes()))
             self.segments_sealed += 1
             self._keep_payloads(plan)
-        await self._rest(segment.total_bytes)
+        await self._pace(segment.total_bytes)
 
     def _keep_payloads(self, plan: ToSeal) -> None:
         segments = plan.box.log.segments
@@ -303,7 +303,7 @@ class Upkeep:
             columns = segment.to_bytes()
             self._commit(changes.SegmentsReplaced(generation, serials, plan.serial, columns))
             self.segments_rewritten += len(serials)
-        await self._rest(segment.total_bytes)
+        await self._pace(segment.total_bytes)
 
     def _live_batches(self, plan: ToRewrite) -> Iterator[Batch]:
         """Yield the live records of the segments, read from their files."""
@@ -364,7 +364,7 @@ class Upkeep:
         if await self._wait_durable(self._machine.lsn):
             await self._in_thread(self._store.remove_local, name)
             self.segments_moved += 1
-        await self._rest(segment.total_bytes)
+        await self._pace(segment.total_bytes)
 
     def _skip_damaged(self, box: Box, damage: Corrupt) -> None:
         """Report a damaged segment, and skip its box until it changes. Readers of damaged records get an
@@ -384,6 +384,6 @@ class Upkeep:
     def _commit(self, change: changes.UpkeepChange) -> None:
         self._log_outcome(self._machine.upkeep(change))
 
-    async def _rest(self, written_bytes: int) -> None:
-        hurries = not self._bytes_per_s or self.is_pressed
-        await self._sleep(0 if hurries else written_bytes / self._bytes_per_s)
+    async def _pace(self, written_bytes: int) -> None:
+        is_unlimited = not self._bytes_per_s or self.is_pressed
+        await self._sleep(0 if is_unlimited else written_bytes / self._bytes_per_s)

@@ -163,7 +163,7 @@ class ReadDelivery:
         self._pacing = Pacing()
 
     def __repr__(self) -> str:
-        return f"<ReadDelivery {self.waiting!r}, {self.paced_boxes} boxes held back>"
+        return f"<ReadDelivery {self.waiting!r}, {self.paced_boxes} boxes paced>"
 
     def park(self, command: _PollCommand, ticket: Ticket) -> None:
         """Park a read that found no record."""

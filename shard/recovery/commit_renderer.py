@@ -28,7 +28,7 @@ from streams.protocol.payloads.packed import unpack_again
 #: Bytes that one step reads. With 64 boxes a batch gets some 2,000 records of 128 bytes.
 STEP_BYTES = 16 << 20
 
-#: Batches that are logged in one go: about a millisecond.
+#: Batches that are logged in one slice: about a millisecond.
 _SLICE_BATCHES = 32
 
 #: How long a step waits for memory at most, and how often it checks.
@@ -94,7 +94,7 @@ class CommitRenderer:
         with trio.move_on_after(_PRESSURE_WAIT_S_MAX):
             while self._is_pressed():  # noqa: ASYNC110 (no event reports the end of it)
                 await trio.sleep(_POLL_S)
-        while self._is_blocked():  # noqa: ASYNC110 (likewise)
+        while self._is_blocked():  # noqa: ASYNC110 (no event reports the end of it)
             await trio.sleep(_POLL_S)
 
     async def step(self, commit: Commit) -> bool:

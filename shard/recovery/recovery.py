@@ -13,7 +13,7 @@
 It is a generator so that its caller can report progress to clients between two steps. The caller is
 `shard/__main__.py`. It goes on with `page_cache.py` (has the page cache survived?) and `Engine.run`, which
 logs the start of the shard (`Machine.start`) and has `commit_renderer.py` render the remaining rows of
-commits. `docs/explanation/durability.md` says what that means for users.
+commits. `docs/explanation/durability.md` describes what that means for users.
 """
 
 from __future__ import annotations

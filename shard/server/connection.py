@@ -59,7 +59,7 @@ _TOO_MANY_DEFERRED = "too many requests of this connection wait for room; read i
 _FLUSH_MESSAGES = 32
 _FLUSH_BYTES = 64 * 1024
 #: Messages after which a flush goes to the commit thread, which costs two thread switches more.
-_HOP_MESSAGES = 8
+_THREAD_FLUSH_MESSAGES = 8
 
 _NO_THROTTLE_FIELD = b"disable_backpressure"
 _EMPTY_HEAD = wire.head_encoder.encode(wire.ReplyHead())
@@ -69,10 +69,10 @@ class Connection:
     __slots__ = (
         "_caller",
         "_deferred_pages",
-        "_holds_pages",
         "_is_urgent",
         "_jobs",
         "_limits",
+        "_pauses_pages",
         "_peer",
         "_server",
         "_sock",
@@ -97,7 +97,7 @@ class Connection:
         #: True if it carries only urgent messages.
         self._is_urgent = False
         #: True while the gateway at the other end has no room for pages.
-        self._holds_pages = False
+        self._pauses_pages = False
         #: The owner of the transactions that come over this connection, unless it has a peer.
         self._caller = LOCAL
         #: Arrival time of the messages that are being handled: the clock is read once for all of them.
@@ -164,7 +164,7 @@ class Connection:
             size += len(message.body)
             if message is messages[-1]:
                 break
-            if (number >= _HOP_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
+            if (number >= _THREAD_FLUSH_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
                 server.flush_all()
                 number = size = 0
                 await trio.lowlevel.checkpoint()
@@ -173,8 +173,8 @@ class Connection:
     def _is_enough(self, number: int, size: int) -> bool:
         """Return True if these messages of a longer wake-up are worth a flush of their own."""
         engine = self._server.engine
-        if engine is not None and engine.staging.leaves_to_thread(size):
-            return number >= _HOP_MESSAGES
+        if engine is not None and engine.staging.goes_to_thread(size):
+            return number >= _THREAD_FLUSH_MESSAGES
         return number >= _FLUSH_MESSAGES or size >= _FLUSH_BYTES
 
     def _handle(self, message: wire.Message) -> None:
@@ -198,7 +198,7 @@ class Connection:
             self._cancel(message.id)
             return
         if peer is None and message.op in (wire.OP_HOLD_PAGES, wire.OP_SEND_PAGES):
-            self._holds_pages = message.op == wire.OP_HOLD_PAGES
+            self._pauses_pages = message.op == wire.OP_HOLD_PAGES
             server.on_sent()
             return
         is_waiting = message.op in wire.WAITING_OPS
@@ -228,8 +228,8 @@ class Connection:
             return
         is_pressed = server.pressure.gauge.level == THROTTLING
         # Messages on the urgent link have set `disable_backpressure`, in the body or as a header.
-        throttles = is_pressed and message.op in wire.WRITE_OPS and not self._is_urgent
-        if throttles and _NO_THROTTLE_FIELD not in message.body and _NO_THROTTLE_FIELD not in message.head:
+        may_throttle = is_pressed and message.op in wire.WRITE_OPS and not self._is_urgent
+        if may_throttle and _NO_THROTTLE_FIELD not in message.body and _NO_THROTTLE_FIELD not in message.head:
             ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it, which would cost most
             return
         if peer is None and message.op in wire.EXPORT_OPS:
@@ -241,7 +241,7 @@ class Connection:
         command = self._command_of(message, server.engine, ticket)
         if command is None:
             return
-        if (throttles and isinstance(command, Append) and not command.disable_backpressure) or (
+        if (may_throttle and isinstance(command, Append) and not command.disable_backpressure) or (
             # An append of a session is not refused alone: later ones of the session are in flight already.
             is_pressed and isinstance(command, AppendStream) and not command.chain
         ):
@@ -324,11 +324,11 @@ class Connection:
         normal one if it was sent already."""
         message = self._deferred_pages.remove(id)
         if message is not None:
-            Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
+            Ticket(self, message.op, id).answer(ShuttingDown("the client cancelled this request"), 0.0, 0.0)
             return
         ticket, engine = self.waiting.get(id), self._server.engine
         if ticket is not None and engine is not None and engine.delivery.forget(ticket):
-            ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
+            ticket.answer(ShuttingDown("the client cancelled this request"), 0.0, 0.0)
 
     def _cancel_all(self) -> None:
         """Cancel all requests of a lost connection: its waiting claims must not get the next job."""
@@ -354,7 +354,7 @@ class Connection:
         """True if another page may be produced for this connection. A closed connection drops its replies."""
         replies = self.replies
         return not replies.is_open or (
-            not self._holds_pages and replies.has_room and (self._is_urgent or not replies.is_pool_full)
+            not self._pauses_pages and replies.has_room and (self._is_urgent or not replies.is_pool_full)
         )
 
     @property

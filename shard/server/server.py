@@ -162,11 +162,11 @@ class Server:
             self._sent_some = trio.Event()
             if self.engine is not None:
                 self.engine.delivery.serve_deferred()
-            is_moving = True
-            while is_moving:
-                is_moving = False
+            has_served = True
+            while has_served:
+                has_served = False
                 for connection in list(self.deferring_connections):
-                    is_moving = connection.serve_deferred() or is_moving
+                    has_served = connection.serve_deferred() or has_served
                 self.flush_all()
                 await trio.lowlevel.checkpoint()
             self._room_changed.set()
