@@ -23,7 +23,7 @@ class BackupNote(msgspec.Struct, frozen=True):
 
 
 def write_note(data_dir: Path, note: BackupNote) -> None:
-    """Raises `OSError`."""
+    """Write the note. Raises `OSError`."""
     write_atomically(data_dir / FILE_NAME, msgspec.to_builtins(note))
 
 

@@ -1,9 +1,8 @@
-"""One child of the supervisor: its place in the tree, and the lives of the processes that fill it.
+"""One child of the supervisor: starts its process, watches it, and restarts it.
 
-A child that ends is started again, after a pause that grows while it fails. A shard whose data is damaged is
-given up: a restart cannot help. A child that has sent a beat and is then silent for STREAMS_HANG_MS hangs: it
-is killed and started again.
-"""
+A child that ends is restarted, after a pause that grows while it fails. A shard whose data is damaged is not
+restarted: that cannot help. A child that has sent a heartbeat and is then silent for STREAMS_HANG_MS counts
+as hung: it is killed and restarted."""
 
 from __future__ import annotations
 
@@ -26,19 +25,19 @@ from streams.config import COLD_STORE_FAILED, Config
 EXIT_FAILED: Final = 1
 EXIT_CORRUPT: Final = 3
 
-#: A crash is answered at once and a crash loop is slow enough to be harmless and quick enough to heal.
+#: Restart delays: a first crash is repaired at once, and a crash loop is slow enough to be harmless.
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 HEALTHY_S: Final = 30.0
 
-#: A child that failed so often in a row without once being ready is tried again for ever, since a full disk
-#: may be cleared, but a test that waits for the server hears of it.
+#: After so many failures in a row without becoming ready, the process that started the server and waits is
+#: notified. The child is still restarted: the cause may be cured, for example a full disk.
 HOPELESS_FAILURES: Final = 5
 
-#: How often the supervisor looks for silent children, and what one look adds to their silence: if it was
-#: itself stopped for an hour, nobody was silent for an hour.
-LOOK_FOR_HANGS_S: Final = 1.0
-#: Silence that is worth a warning, and a word in the status: five missed beats.
+#: How often the supervisor checks for silent children, and how much silence one check adds. So a pause of the
+#: supervisor itself does not count as silence.
+HANG_CHECK_S: Final = 1.0
+#: Silence that causes a warning and shows in the status: five missed heartbeats.
 SILENT_S: Final = 5.0
 PROGRESS_EVERY_S: Final = 2.0
 
@@ -46,7 +45,7 @@ log: Any = structlog.get_logger()
 
 
 class Tree(Protocol):
-    """What a child needs of the supervisor."""
+    """The interface of the supervisor that a child uses."""
 
     @property
     def config(self) -> Config: ...
@@ -60,10 +59,10 @@ class Tree(Protocol):
     def child_environment(self) -> dict[str, str]: ...
 
     def notify_of_keys(self, child: Child) -> None:
-        """Have a child read the keys again if they have changed since it started."""
+        """Signal a child to read the keys again if they have changed since it read them."""
 
     def report_hopeless(self, child: Child) -> None:
-        """A child has failed `HOPELESS_FAILURES` times in a row."""
+        """Report that a child has failed `HOPELESS_FAILURES` times in a row."""
 
     def write_pids(self) -> None: ...
 
@@ -72,34 +71,35 @@ class Tree(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One place in the tree, and the process that fills it now."""
+    """One shard or gateway of the process tree, and its current process."""
 
     _tree: Tree
     kind: Literal["shard", "gateway"]
     index: int
     command: Sequence[str]
     listeners: Sequence[socket.socket]
-    #: Of a shard: its folder in the data directory.
+    #: The folder of a shard in the data directory.
     folder: str = ""
     process: trio.Process | None = None
     ready_at: float | None = None
-    #: The keys that it has read, or was signalled to read.
+    #: Version of the keys that it has read, or was signalled to read.
     keys_version: int = 0
     reason: str = ""
-    #: Whether it was killed because it was silent for too long.
+    #: True if it was killed because it was silent for too long.
     is_hung: bool = False
-    #: Whether it has sent a heartbeat, and seconds since the last one.
+    #: True once it has sent a heartbeat; and seconds since the last one.
     has_beaten: bool = False
     silent_s: float = 0.0
-    #: Why it does not serve, and how often it was started again by reason (`process_states.REASONS`).
+    #: Why it does not serve, and its restarts by reason (`process_states.REASONS`).
     why: str = "starting"
     restarts: dict[str, int] = field(default_factory=dict)
     gave_up: bool = False
-    #: True from a write or a sync that failed until a process of this child is ready again.
+    #: True after a failed write or sync, until a process of this child is ready again.
     has_failed: bool = False
-    settled: trio.Event = field(default_factory=trio.Event)
-    stop_wanted: trio.Event = field(default_factory=trio.Event)
-    ended: trio.Event = field(default_factory=trio.Event)
+    #: Set when it has been ready once, or has ended for good.
+    is_decided: trio.Event = field(default_factory=trio.Event)
+    is_stopping: trio.Event = field(default_factory=trio.Event)
+    has_ended: trio.Event = field(default_factory=trio.Event)
 
     @property
     def name(self) -> str:
@@ -107,9 +107,9 @@ class Child:
 
     def __repr__(self) -> str:
         pid = self.process.pid if self.process else None
-        state = (
-            "ended" if self.ended.is_set() else "ready" if self.ready_at else "starting" if pid else "waiting"
-        )
+        state = "ready" if self.ready_at else "starting" if pid else "waiting"
+        if self.has_ended.is_set():
+            state = "ended"
         return f"<Child {self.name} pid={pid} {state}>"
 
     def state(self) -> ProcessState:
@@ -127,21 +127,21 @@ class Child:
             self.process.send_signal(number)
 
     def stop(self) -> None:
-        """Ask it to end, and see to it that it is not started again."""
-        self.stop_wanted.set()
+        """Ask it to end, and do not restart it."""
+        self.is_stopping.set()
         self.signal(signal.SIGTERM)
 
     async def keep_running(self) -> None:
-        """Start it, and start it again when it ends, until it is stopped or its data is damaged."""
+        """Start it, and restart it when it ends, until it is stopped or its data is damaged."""
         backoff_s = BACKOFF_FIRST_S
         failures = 0
-        while not self.stop_wanted.is_set():
-            code = await self._one_life()
-            if self.stop_wanted.is_set():
+        while not self.is_stopping.is_set():
+            code = await self._run_once()
+            if self.is_stopping.is_set():
                 break
             if code == EXIT_CORRUPT and self.kind == "shard":
                 self.gave_up = True
-                self._explain("damaged")
+                self._publish_reason("damaged")
                 for listener in self.listeners:
                     listener.close()
                 log.error(
@@ -156,11 +156,11 @@ class Child:
             self.reason = self.reason or how_it_ended(code)
             self.restarts[why] = self.restarts.get(why, 0) + 1
             self.has_failed = self.has_failed or why == "log_failed"
-            self._explain(why)
+            self._publish_reason(why)
             if self.ready_at is not None and trio.current_time() - self.ready_at >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S
             log.warning(
-                "ended unexpectedly; starting it again",
+                "ended unexpectedly; restarting it",
                 child=self.name,
                 cause=self.reason,
                 after_ms=int(backoff_s * 1000),
@@ -169,13 +169,13 @@ class Child:
             if failures == HOPELESS_FAILURES:
                 self._tree.report_hopeless(self)
             with trio.move_on_after(backoff_s):
-                await self.stop_wanted.wait()
+                await self.is_stopping.wait()
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-        self.settled.set()
-        self.ended.set()
+        self.is_decided.set()
+        self.has_ended.set()
 
-    async def _one_life(self) -> int:
-        """Start it, listen to it, and return its exit code; a signal is negative, as in `subprocess`."""
+    async def _run_once(self) -> int:
+        """Start it, read its reports, and return its exit code; a signal is negative, as in `subprocess`."""
         self.ready_at, self.reason = None, ""
         self.is_hung = self.has_beaten = False
         self.silent_s = 0.0
@@ -194,15 +194,16 @@ class Child:
                 os.close(descriptor)
         self._tree.write_pids()
         if self.why == "":
-            self._explain("starting")
+            self._publish_reason("starting")
         log.debug("started", child=self.name, pid=self.process.pid)
         try:
-            if self.stop_wanted.is_set():
+            if self.is_stopping.is_set():
                 self.stop()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen_to, trio.lowlevel.FdStream(report_fd))
                 code: int = await self.process.wait()
-                # What it said last is in the pipe; nobody else should hold the other end, but if one does:
+                # Read its last lines from the pipe. A time limit, in case another process holds the other
+                # end.
                 nursery.cancel_scope.deadline = trio.current_time() + 1
         finally:
             os.close(parent_fd)
@@ -233,8 +234,8 @@ class Child:
                 if word == "ready":
                     self.ready_at = trio.current_time()
                     self.has_failed = False
-                    self.settled.set()
-                    self._explain("")
+                    self.is_decided.set()
+                    self._publish_reason("")
                     self._tree.notify_of_keys(self)
                     log.debug("ready", child=self.name)
                 elif word == "beat":
@@ -242,7 +243,7 @@ class Child:
                     self.silent_s = 0.0
                     if self.why == "silent":
                         log.warning("sends heartbeats again", child=self.name)
-                        self._explain("")
+                        self._publish_reason("")
                 elif word == "error":
                     self.reason = rest
                 elif word == "progress" and trio.current_time() - shown_at >= PROGRESS_EVERY_S:
@@ -250,11 +251,11 @@ class Child:
                     log.info("replaying its log", child=self.name, percent=int(float(rest) * 100))
 
     def count_silence(self) -> None:
-        """Warn of a child that is silent, and end one that has been for STREAMS_HANG_MS."""
-        self.silent_s += LOOK_FOR_HANGS_S
+        """Warn about a silent child, and kill it after STREAMS_HANG_MS of silence."""
+        self.silent_s += HANG_CHECK_S
         hang_s = self._tree.config.hang_ms / 1000
         if self.silent_s >= min(SILENT_S, hang_s or SILENT_S) and self.why == "":
-            self._explain("silent")
+            self._publish_reason("silent")
             log.warning(
                 "no heartbeat: it may hang",
                 child=self.name,
@@ -265,20 +266,20 @@ class Child:
             self.is_hung = True
             self.reason = f"no heartbeat for {self.silent_s:.0f} s"
             log.error(
-                "hangs: it is killed and started again",
+                "hangs: it is killed and restarted",
                 child=self.name,
                 silent_s=round(self.silent_s, 1),
                 next_step=REASONS["hung"][1],
             )
             self.signal(signal.SIGKILL)
 
-    def _explain(self, why: str) -> None:
-        """Publish why it does not serve; empty when it does."""
+    def _publish_reason(self, why: str) -> None:
+        """Publish the reason why it does not serve; empty if it serves."""
         self.why = why
         self._tree.publish_states()
 
     def _reason_of(self, code: int) -> str:
-        """Return the key of `process_states.REASONS` for the end after which it is started again."""
+        """Return the key of `process_states.REASONS` for an exit code after which it is restarted."""
         if self.is_hung:
             return "hung"
         if self.reason.startswith("it could not be started"):

@@ -1,17 +1,18 @@
-"""The data directory as a whole: who may use it, and which folders of it are its shards.
+"""Locks a data directory, and manages its manifest and the folders of its shards.
 
-`LOCK` is held with flock by the supervisor and, through inheritance, by each of its children: the kernel
-frees it when the last of them is gone. So a supervisor that was killed cannot let a second server in while
-one of its shards is still writing. Its content says who holds it, for people; it is not what locks.
+The supervisor holds a flock on `LOCK`, and each of its children inherits it: the kernel frees it when the
+last of them has ended. So after a supervisor was killed, a second server cannot start while a shard still
+writes. The content of `LOCK` tells people which process holds it; it does not lock anything.
 
-`manifest.json` (`manifest.py`) is replaced whole, durably, and is what counts. `manifest.copy.json` is its
-twin, for `streams repair`. When folders change, the order is
+`manifest.json` (`manifest.py`) is the source of truth. It is replaced atomically and durably.
+`manifest.copy.json` is a copy for `streams repair`. When folders change, the order is
 
-    manifest with the intent ─► folders built ─► manifest ─► copy ─► replaced folders go ─► settled manifest
+    manifest with the intent ─► folders built ─► manifest ─► copy ─► replaced folders removed ─► final
+    manifest
 
-so wherever that ends, the manifest names whole folders, and so does the copy as long as nobody has served.
+So after a crash at any point the manifest names complete folders, and so does the copy until a server serves.
 
-What is inside a shard's folder belongs to that shard and is never looked at here.
+This file never reads or changes the contents of a shard's folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class CannotServe(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who wrote `LOCK` last. It may be gone, or on another machine."""
+    """The process that wrote `LOCK` last. It may have ended, or run on another machine."""
 
     pid: int
     host: str
@@ -47,8 +48,8 @@ class Holder:
         return f"process {self.pid}{where}" + (f" ({self.url})" if self.url else "")
 
     def is_alive(self) -> bool:
-        """Whether that process surely runs. A process of another machine, or one with our own number (each
-        container counts from 1), tells nothing, and neither does an empty file."""
+        """Return True if that process certainly runs. A process of another machine, or one with our own pid
+        (each container counts from 1), or an empty file, proves nothing."""
         if self.pid <= 0 or self.pid == os.getpid() or self.host != socket.gethostname():
             return False
         try:
@@ -61,7 +62,7 @@ class Holder:
 
 
 class DataDir:
-    """A data directory, made when it is missing. Opening it locks nothing yet."""
+    """A data directory, created if it is missing. The constructor does not lock it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +70,7 @@ class DataDir:
             if not path.is_dir():
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _sync_directory(path.parent)
-            # Its content is written, so a link that somebody has planted there is not followed.
+            # We write to the file, so a symbolic link that another user has planted is not followed.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self.lock_fd = os.open(path / "LOCK", flags, 0o600)
         except OSError as error:
@@ -100,13 +101,13 @@ class DataDir:
 
     def holder(self) -> Holder:
         try:
-            found = orjson.loads(os.pread(self.lock_fd, 4096, 0))
-            return Holder(int(found["pid"]), str(found["host"]), str(found["url"]))
+            fields = orjson.loads(os.pread(self.lock_fd, 4096, 0))
+            return Holder(int(fields["pid"]), str(fields["host"]), str(fields["url"]))
         except (ValueError, KeyError, TypeError):
             return Holder(0, "", "")
 
     def describe_holder(self, *, url: str, now_ms: int) -> None:
-        """Say in `LOCK` that it is us. Padding keeps a reader from seeing the end of an older text."""
+        """Write our pid and URL into `LOCK`. Padding keeps a reader from seeing the end of an older text."""
         text = orjson.dumps(
             {"pid": os.getpid(), "host": socket.gethostname(), "started_ms": now_ms, "url": url}
         )
@@ -114,7 +115,7 @@ class DataDir:
         os.ftruncate(self.lock_fd, max(1024, len(text) + 1))
 
     def close(self) -> None:
-        """Give up our share of the lock; it is free when no child holds it either."""
+        """Release our share of the lock. The lock is free when no child holds it either."""
         os.close(self.lock_fd)
 
     @property
@@ -126,25 +127,26 @@ class DataDir:
         return self.path / "manifest.copy.json"
 
     def open(self, *, shards_default: int, now_ms: int) -> Manifest:
-        """The manifest, made now if the directory is new; with what a crash left of a change put in order."""
-        found = self.read()
-        if found is None:
+        """Return the manifest; create it if the directory is new. Completes a change that a crash
+        interrupted."""
+        manifest = self.read()
+        if manifest is None:
             return self._create(shards_default, now_ms)
-        if found.is_restoring:
+        if manifest.is_restoring:
             raise CannotServe(
-                f"{self.path} is being restored, and that did not end; run the same `streams restore` again"
+                f"{self.path} is only partly restored; run the same `streams restore` again to complete it"
             )
-        missing = [name for name in found.directories if not (self.path / name).is_dir()]
+        missing = [name for name in manifest.directories if not (self.path / name).is_dir()]
         if missing:
             raise CannotServe(
                 f"{self.path / missing[0]} is missing, and {self.manifest_path} names it: the boxes in it "
                 "would be lost. Put it back, or restore a backup into another directory (`streams restore`)"
             )
-        self.settle(found)
-        return found.settled()
+        self.settle(manifest)
+        return manifest.without_intents()
 
     def read(self) -> Manifest | None:
-        """The manifest, or None where there is none yet."""
+        """Return the manifest, or None if there is none yet."""
         try:
             return Manifest.decode(self.manifest_path.read_bytes())
         except FileNotFoundError:
@@ -157,7 +159,7 @@ class DataDir:
             raise CannotServe(f"{self.manifest_path} {unknown}; use a newer version") from unknown
 
     def _advice(self) -> str:
-        """What to do about a manifest that is missing or damaged. Only its copy can repair it."""
+        """Return the next step for a missing or damaged manifest. Only its copy can repair it."""
         otherwise = (
             f"put back manifest.json from a copy of {self.path}, restore a backup into another directory "
             "(`streams restore BACKUPS --data-dir NEW`), or choose another STREAMS_DATA_DIR"
@@ -171,44 +173,44 @@ class DataDir:
         return f"Run `streams repair`, which puts its copy in place; or {otherwise}"
 
     def _create(self, shards: int, now_ms: int) -> Manifest:
-        orphans = sorted(found.name for found in self.path.glob("shard-*") if any(found.iterdir()))
+        orphans = sorted(folder.name for folder in self.path.glob("shard-*") if any(folder.iterdir()))
         if orphans:
             raise CannotServe(
-                f"{self.manifest_path} is missing, but {', '.join(orphans)} is there: which boxes live where "
-                f"is not known. {self._advice()}"
+                f"{self.manifest_path} is missing, but {', '.join(orphans)} exists: the server cannot know "
+                f"which shard owns which boxes. {self._advice()}"
             )
         manifest = fresh(shards, now_ms=now_ms, salt=secrets.randbelow(SALTS))
-        for name in manifest.directories:  # before they are named: a folder that is named must be there
+        for name in manifest.directories:  # before the manifest: a folder that it names must exist
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
         self.commit(manifest)
         self._write(self.copy_path, manifest)
         return manifest
 
     def commit(self, manifest: Manifest) -> None:
-        """From here on this manifest counts."""
+        """Make this manifest the current one, durably."""
         self._write(self.manifest_path, manifest)
 
     def settle(self, manifest: Manifest) -> None:
-        """Ends what a change of folders has left: those that were not finished go, and those replaced."""
-        settled = manifest.settled()
-        if not self._is_written(self.copy_path, settled):
-            self._write(self.copy_path, settled)
+        """Complete a change of folders: remove unfinished and replaced folders."""
+        final = manifest.without_intents()
+        if not self._is_written(self.copy_path, final):
+            self._write(self.copy_path, final)
         for name in (*manifest.building, *manifest.dropping):
             if name not in manifest.directories:
                 self.remove(name)
-        if not self._is_written(self.manifest_path, settled):
-            self.commit(settled)
+        if not self._is_written(self.manifest_path, final):
+            self.commit(final)
 
     def remove(self, name: str) -> None:
-        """Removes a folder that the manifest names as unfinished or replaced."""
+        """Remove a folder that the manifest names as unfinished or replaced."""
         try:
             shutil.rmtree(self.path / name)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise CannotServe(
-                f"{error.filename} cannot be removed ({error.strerror}); it is left over from an earlier "
-                "change and holds nothing that is needed. Remove it, then start again"
+                f"{error.filename} cannot be removed ({error.strerror}); it is a remnant of an earlier "
+                "change and no longer needed. Remove it, then start again"
             ) from error
         _sync_directory(self.path)
 
@@ -220,14 +222,14 @@ class DataDir:
 
 
 def write_atomically(path: Path, content: dict[str, Any]) -> None:
-    """Readers see the old file or the new one, never a part."""
+    """Replace a file atomically: readers see the old file or the new one, never a part."""
     _replace(path, orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE), durable=False)
 
 
 def _replace(path: Path, content: bytes, *, durable: bool) -> None:
-    """`durable` says of a power cut what is so for readers anyway: the old file or the new one."""
+    """Replace a file atomically. With `durable`, it is the old file or the new one even after a power cut."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # left by a crash, or a link that somebody has planted
+    temporary.unlink(missing_ok=True)  # a remnant of a crash, or a link that another user has planted
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(temporary, flags, 0o666), "wb") as file:
         file.write(content)

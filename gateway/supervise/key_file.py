@@ -1,9 +1,8 @@
-"""The keys of a server, read by the supervisor alone and handed to its children as digests (v0 §11).
+"""Reads the keys of a server and passes them to its children as digests (v0 §11).
 
-The children share one file in the run directory, which only this user can open and which goes with the
-server. It is written before the first child starts and again on SIGHUP, whole or not at all, so all of them
-always see one verdict on what a key is. No secret leaves this process.
-"""
+Only the supervisor reads the keys. The children share one file in the run directory, which only this user can
+open and which is removed with the server. The supervisor writes it before the first child starts, and
+replaces it atomically on SIGHUP, so all children see the same keys. No secret leaves this process."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _FILE_BYTES_MAX = 32 * 1024 * 1024
 
 
 def read_keys(config: Config) -> KeyRing | None:
-    """The keys that the settings name, or None if they name none. Raises `CannotServe`, without a secret."""
+    """Return the keys of the settings, or None if there are none. Raises `CannotServe`, without a secret."""
     if not config.has_keys:
         return None
     entries: list[tuple[str, str]] = []
@@ -38,11 +37,11 @@ def read_keys(config: Config) -> KeyRing | None:
         raise CannotServe(str(error)) from None
     if not ring.keys:
         raise CannotServe(
-            f"{config.api_keys_file} has no keys in it; without STREAMS_API_KEYS_FILE set, a "
-            "server on 127.0.0.1 asks for none"
+            f"{config.api_keys_file} contains no keys; add one, or unset STREAMS_API_KEYS_FILE: a server on "
+            "127.0.0.1 needs none"
         )
     for warning in warnings:
-        log.warning("a weak key", where=warning)
+        log.warning("an API key is weak; replace it", where=warning)
     return ring
 
 
@@ -50,7 +49,7 @@ def _text_of(path: str) -> str:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                log.warning("others on this machine may read the keys; chmod 600 the file", path=path)
+                log.warning("other users can read the key file; chmod 600 it", path=path)
             raw = file.read(_FILE_BYTES_MAX)
         return raw.decode("ascii")
     except OSError as error:
@@ -58,7 +57,7 @@ def _text_of(path: str) -> str:
             f"STREAMS_API_KEYS_FILE is {path}, which cannot be read: {error.strerror}"
         ) from None
     except UnicodeDecodeError as error:
-        raise CannotServe(f"{path}: byte {error.start} is not ASCII; keys are") from None
+        raise CannotServe(f"{path}: byte {error.start} is not ASCII; keys must be ASCII") from None
 
 
 class KeyFile:
@@ -66,7 +65,7 @@ class KeyFile:
         self.path = config.run_dir / "keys.json"
         self.version = 1
         #: Why the keys could not be read at the last SIGHUP; empty if they could.
-        self._refused = ""
+        self._problem = ""
         self._config = config
         self._write(ring)
 
@@ -74,26 +73,27 @@ class KeyFile:
         return f"<KeyFile {self.path} version {self.version}>"
 
     def reload(self) -> bool:
-        """Whether there are new keys. If they cannot be read, those before stay good."""
+        """Read the keys again. Returns False if they cannot be read; the previous keys then stay valid."""
         try:
             ring = read_keys(self._config)
             assert ring is not None
             self._write(ring)
         except (CannotServe, OSError) as error:
-            self._refused = str(error)
+            self._problem = str(error)
             log.error(
-                "keys not read again; those before stay good",
+                "keys not read again; the previous keys stay valid",
                 error=str(error),
                 next_step="make the file readable and valid for the server's user, then send SIGHUP again",
             )
             return False
-        self._refused = ""
+        self._problem = ""
         self.version += 1
         log.info("keys read", keys=len(ring.keys))
         return True
 
     def problem(self) -> str:
-        """Return why a reload or a start would not get these keys now; empty if it would. Reads a disk."""
+        """Return why a reload or restart would fail to read the keys now; empty if it would not. Reads a
+        disk."""
         path = self._config.api_keys_file
         if path:
             try:
@@ -101,10 +101,11 @@ class KeyFile:
                     file.read(1)
             except OSError as error:
                 return f"{path}: {error.strerror}"
-        return self._refused
+        return self._problem
 
     def _write(self, ring: KeyRing) -> None:
-        """Atomic, and never readable by others. It need not survive a crash: no server does without it."""
+        """Replace the file atomically, never readable by other users. It need not survive a crash: each start
+        writes it again."""
         temporary = Path(f"{self.path}.new")
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

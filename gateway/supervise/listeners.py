@@ -1,6 +1,7 @@
-"""The listening sockets of a server: for clients, for gateways at the shards, and for clients of shards.
+"""Opens the listening sockets of a server: for clients, for gateways at the shards, and for clients of
+shards.
 
-They are the supervisor's and stay open while a process restarts, so that connections wait for it.
+The supervisor owns them and keeps them open while a process restarts, so that connections wait for it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from streams.config import Config, is_loopback, refusal_to_serve_openly
 
 
 def listen_for_clients(config: Config) -> list[socket.socket]:
-    """The sockets that all gateways share. Raises `CannotServe`, also if they would serve openly."""
+    """Open the sockets that all gateways share. Raises `CannotServe`, also for a public address without
+    keys."""
     address = f"{config.host}:{config.port}"
     try:
         listeners = listen_tcp(config.host, config.port)
     except socket.gaierror as error:
         raise CannotServe(
-            f"STREAMS_HOST is {config.host}, which is no address of this machine ({error.strerror})"
+            f"STREAMS_HOST is {config.host}, which is not an address of this machine ({error.strerror})"
         ) from error
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
-        why = "another program does" if in_use else os.strerror(error.errno or 0)
+        why = "another program listens there" if in_use else os.strerror(error.errno or 0)
         raise CannotServe(
             f"cannot listen on {address}: {why}. Choose another address with STREAMS_HOST, or another "
             "port with STREAMS_PORT or --port (0 picks a free one)"
@@ -40,17 +42,17 @@ def listen_for_clients(config: Config) -> list[socket.socket]:
 
 
 def listen_for_gateways(config: Config, stack: ExitStack) -> list[socket.socket]:
-    """The shards' sockets are ours, so that a link made while a shard restarts waits for it."""
+    """Open the sockets of the shards. A link that connects while a shard restarts waits for it."""
     paths = [config.shard_socket(index) for index in range(config.shards)]
     return [stack.enter_context(closing(listen_unix(path))) for path in paths]
 
 
 def listen_for_peers(config: Config, stack: ExitStack) -> list[list[socket.socket]]:
-    """For each shard its TCP sockets, all on one port; none unless they are asked for."""
+    """Open the TCP sockets of each shard, all on one port; none unless STREAMS_SHARD_HOST is set."""
     host, first = config.shard_host, config.shard_port
     if not host:
         return [[] for _ in range(config.shards)]
-    found: list[list[socket.socket]] = []
+    by_shard: list[list[socket.socket]] = []
     for index in range(config.shards):
         try:
             listeners = listen_tcp(host, first + index if first else 0)
@@ -60,5 +62,5 @@ def listen_for_peers(config: Config, stack: ExitStack) -> list[list[socket.socke
                 f"cannot listen for clients of shard {index} on {host}{port}: {error.strerror or error}. "
                 "Choose another address with STREAMS_SHARD_HOST or STREAMS_SHARD_PORT"
             ) from error
-        found.append([stack.enter_context(closing(listener)) for listener in listeners])
-    return found
+        by_shard.append([stack.enter_context(closing(listener)) for listener in listeners])
+    return by_shard

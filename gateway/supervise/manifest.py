@@ -1,22 +1,22 @@
-"""The manifest of a data directory: which shard has which slots, and in which folder it is. Pure.
+"""The manifest of a data directory: which shard owns which slots, and the folder of each shard. Pure.
 
     {"format": 3, "shards": 2, "slots": [[0, 2048, 0], [2048, 4096, 1]], "version": 1,
      "created_ms": 1700000000000, "server": "1700000000000123456789", "directories": ["shard-00", "shard-01"],
      "building": [], "dropping": [], "restoring": false, "checksum": "<xxh3_64 of all before it>"}
 
-`server` identifies the data directory for good: what it keeps in a cold store bears this number.
+`server` identifies the data directory permanently: names in a cold store contain this number.
 
-It is also the intent of whoever changes folders, so that nothing is ever removed that it does not name:
+The manifest also records the intent of a change of folders, so that only folders that it names are removed:
 
-    building    folders that are being made; one that a start finds here was not finished
-    dropping    folders that were replaced, and are to be removed
-    restoring   the folders are being filled by `streams restore`; nobody may serve them yet
+    building    folders that are being built; if a start finds any here, they are unfinished
+    dropping    folders that were replaced and have to be removed
+    restoring   `streams restore` is filling the folders; no server may serve them yet
 
 Format 1 had no folders (`shard-00` and so on), no intents and no checksum. Formats 1 and 2 had no `server`:
 `created_ms` identified the data directory. Both are still read, and written as format 3 by the next start.
 
-Invariants: `canonical` (what is read is, byte for byte, what would be written: so any flipped bit is found),
-`one-folder-each` (a folder a shard, no folder twice).
+Invariants: `canonical` (the file is byte for byte what `encode` would write, so any flipped bit is found),
+`one-folder-each` (one folder for each shard, no folder twice).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FORMAT: Final = 3
 _SALT_DIGITS: Final = 9
 SALTS: Final = 10**_SALT_DIGITS
 
-#: The only names of folders that we make or remove.
+#: The only folder names that the server creates or removes.
 _FOLDER = re.compile(r"(shard|restore)-[0-9]{2,3}(-v[0-9]{1,10})?")
 #: A part of names in object stores, where a chain has its numbers separated by dashes (`shard/storage`).
 _SERVER = re.compile(r"[0-9]{1,40}")
 
 
 class ManifestDamaged(Exception):
-    """The manifest is not what was written."""
+    """The manifest differs from what was written."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"damaged at byte {offset}: {reason}")
@@ -52,7 +52,7 @@ class ManifestDamaged(Exception):
 
 
 class ManifestUnknown(Exception):
-    """The manifest is of a format that this version does not know."""
+    """The manifest has a format that this version does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class Manifest:
     building: tuple[str, ...] = ()
     dropping: tuple[str, ...] = ()
     is_restoring: bool = False
-    #: Identifies the data directory; `created_ms` unless it was given another number.
+    #: Identifies the data directory; `created_ms` if it is not set.
     server: str = ""
 
     def __post_init__(self) -> None:
-        named = self.directories + self.dropping
-        if len(self.directories) != self.placement.shards or len(set(named)) != len(named):
-            raise ValueError(f"{self.placement.shards} shards are in {', '.join(named)}")
-        strange = [name for name in named + self.building if _FOLDER.fullmatch(name) is None]
-        if strange:
-            raise ValueError(f"{strange[0]!r} is not the name of a shard's folder")
+        folder_names = self.directories + self.dropping
+        if len(self.directories) != self.placement.shards or len(set(folder_names)) != len(folder_names):
+            raise ValueError(f"{self.placement.shards} shards are in {', '.join(folder_names)}")
+        invalid = [name for name in folder_names + self.building if _FOLDER.fullmatch(name) is None]
+        if invalid:
+            raise ValueError(f"{invalid[0]!r} is not the name of a shard's folder")
         if not self.server:
             object.__setattr__(self, "server", str(self.created_ms))
         if _SERVER.fullmatch(self.server) is None:
@@ -84,22 +84,22 @@ class Manifest:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody's work is left to be undone or ended."""
+        """True if no change of folders has to be completed or undone."""
         return not (self.building or self.dropping or self.is_restoring)
 
-    def settled(self) -> Manifest:
-        """The same when what was being made has gone, and what was replaced too."""
+    def without_intents(self) -> Manifest:
+        """Return this manifest without the intents of a change that is complete."""
         return replace(self, building=(), dropping=(), is_restoring=False)
 
     def encode(self) -> bytes:
-        return self._encoded(FORMAT)
+        return self._encode_as(FORMAT)
 
-    def _encoded(self, known: int) -> bytes:
+    def _encode_as(self, format: int) -> bytes:
         fields = {
-            "format": known,
+            "format": format,
             **self.placement.to_dict(),
             "created_ms": self.created_ms,
-            **({"server": self.server} if known >= 3 else {}),
+            **({"server": self.server} if format >= 3 else {}),
             "directories": self.directories,
             "building": self.building,
             "dropping": self.dropping,
@@ -110,30 +110,30 @@ class Manifest:
 
     @classmethod
     def decode(cls, content: bytes) -> Manifest:
-        """Raises `ManifestDamaged` or `ManifestUnknown`."""
+        """Parse a manifest. Raises `ManifestDamaged` or `ManifestUnknown`."""
         try:
             fields: dict[str, Any] = orjson.loads(content)
-            known = fields["format"]
-            if known == 1 and "checksum" not in fields:  # one flipped bit makes a 1 of a 3
+            format = fields["format"]
+            if format == 1 and "checksum" not in fields:  # one flipped bit turns a 3 into a 1
                 return _decode_first(fields)
-            if known not in (1, 2, FORMAT):
-                raise ManifestUnknown(f"has format {known}, and this version knows {FORMAT}")
-            found = cls(
+            if format not in (1, 2, FORMAT):
+                raise ManifestUnknown(f"has format {format}, and this version knows {FORMAT}")
+            manifest = cls(
                 Placement.from_dict(fields),
                 tuple(fields["directories"]),
                 int(fields["created_ms"]),
                 tuple(fields["building"]),
                 tuple(fields["dropping"]),
                 bool(fields["restoring"]),
-                str(fields["server"]) if known >= 3 else "",
+                str(fields["server"]) if format >= 3 else "",
             )
         except JSONDecodeError as error:
             raise ManifestDamaged(error.pos, error.msg) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestDamaged(0, str(error)) from error
-        if found._encoded(known) != content:
+        if manifest._encode_as(format) != content:
             raise ManifestDamaged(0, "it does not match its checksum")
-        return found
+        return manifest
 
 
 def _decode_first(fields: dict[str, Any]) -> Manifest:
@@ -142,14 +142,14 @@ def _decode_first(fields: dict[str, Any]) -> Manifest:
 
 
 def fresh(shards: int, *, now_ms: int, salt: int) -> Manifest:
-    """The manifest of a new data directory. `salt`, at random below `SALTS`, makes its number unique: servers
-    that are installed together may begin in the same millisecond."""
+    """Return the manifest of a new data directory. `salt`, a random number below `SALTS`, makes its id
+    unique: servers that are installed together may start in the same millisecond."""
     assert 0 <= salt < SALTS
     return Manifest(even(shards), folders(shards), now_ms, server=f"{now_ms}{salt:0{_SALT_DIGITS}d}")
 
 
 def folders(shards: int, version: int = 1) -> tuple[str, ...]:
-    """Names for the folders of all shards that no earlier version has had."""
+    """Return folder names for all shards that no earlier version has used."""
     return tuple(folder(shard, version) for shard in range(shards))
 
 

@@ -1,4 +1,4 @@
-"""What children tell the supervisor: lines of text through a pipe."""
+"""Reads the reports of children to the supervisor: lines of text through a pipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-#: A line is short, but for what is wrong with a disk.
+#: A longer line is cut. Lines are short, except for some disk errors.
 LINE_BYTES_MAX: Final = 65536
 
 

@@ -1,11 +1,10 @@
-"""Another number of shards: the supervisor's part of it, on start, before anything serves.
+"""Changes the number of shards on start, before any process serves: the supervisor's part.
 
     manifest: building ─► [shard.offline.reshard, a process of its own, builds the folders] ─► manifest: the
-    new ones, dropping the old ─► copy of the manifest ─► old folders go ─► manifest: settled
+    new ones, dropping the old ─► copy of the manifest ─► old folders removed ─► manifest without intents
 
-The second manifest is the moment at which the new folders count. Whatever ends before it leaves folders that
-the next start removes; whatever ends after it leaves old folders, which the next start removes too.
-"""
+The second manifest puts the new folders in force. A crash before it leaves new folders, a crash after it
+leaves old folders; the next start removes either."""
 
 from __future__ import annotations
 
@@ -38,7 +37,8 @@ async def reshard(
     environ: dict[str, str],
     wal_file_bytes: int,
 ) -> Manifest:
-    """The manifest with `shards` shards, in force; or `CannotServe`, and everything is as it was."""
+    """Move all boxes to `shards` shards and return the new manifest, which is in force. If it raises
+    `CannotServe`, nothing has changed."""
     placement = resize(old.placement, shards)
     targets = folders(shards, placement.version)
     plan = {
@@ -52,15 +52,15 @@ async def reshard(
     log.info("moving boxes to another number of shards", shards_before=old.shards, shards=shards)
     directory.commit(replace(old, building=targets))
     try:
-        moved = await _build(directory, plan, command, environ)
+        counts = await _build(directory, plan, command, environ)
     except CannotServe:
         directory.settle(replace(old, building=targets))
         raise
     new = replace(old, placement=placement, directories=targets, dropping=old.directories)
     directory.commit(new)
     directory.settle(new)
-    log.info("moved", **moved)
-    return new.settled()
+    log.info("boxes moved to the new shards", **counts)
+    return new.without_intents()
 
 
 async def _build(
@@ -82,31 +82,31 @@ async def _build(
             os.close(their_parent_fd)
             os.close(their_report_fd)
         try:
-            said = await _listen(trio.lowlevel.FdStream(report_fd))
+            last_lines = await _listen(trio.lowlevel.FdStream(report_fd))
             code = await process.wait()
         finally:
-            if process.returncode is None:  # we were told to stop; what it has built means nothing
+            if process.returncode is None:  # the supervisor stops: the unfinished folders are not needed
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
     if code != 0:
-        why = said.get("error") or f"the process that moves them ended with {code}"
+        why = last_lines.get("error") or f"the process that moves them ended with {code}"
         raise CannotServe(f"the boxes of {directory.path} could not be moved to other shards: {why}")
-    found: dict[str, Any] = orjson.loads(said["done"])
-    return found
+    counts: dict[str, Any] = orjson.loads(last_lines["done"])
+    return counts
 
 
 async def _listen(reports: trio.lowlevel.FdStream) -> dict[str, str]:
-    """Shows how far it is. Returns the last line of each kind."""
-    said: dict[str, str] = {}
+    """Show the progress. Returns the last line of each kind."""
+    last_lines: dict[str, str] = {}
     with progress.shown("moving boxes", line=_log_progress) as report:
         async with reports:
             async for line in lines(reports):
                 word, _, rest = line.partition(" ")
-                said[word] = rest
+                last_lines[word] = rest
                 if word == "progress":
                     report(float(rest))
-    return said
+    return last_lines
 
 
 def _log_progress(percent: int) -> None:

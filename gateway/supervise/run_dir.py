@@ -1,4 +1,4 @@
-"""The run directory of a server: sockets of shards, and files that say what runs. Empty after a stop."""
+"""The run directory of a server: sockets of shards, and status files. Empty after a stop."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RunDir:
                 path.unlink(missing_ok=True)
 
     def publish(self, name: str, facts: dict[str, Any]) -> None:
-        """Write a file for people and tools. A full disk must not take a serving tree down for it."""
+        """Write a status file for people and tools. An error is only logged: the server goes on."""
         try:
             write_atomically(self._path / name, facts)
         except OSError as error:
-            log.warning("a status file could not be written", name=name, error=str(error))
+            log.warning("status file not written; check the disk", name=name, error=str(error))

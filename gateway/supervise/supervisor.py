@@ -1,8 +1,8 @@
-"""The process tree of a server: start, watch, restart with backoff, drain. Serves no HTTP and owns no data.
+"""Runs the process tree of a server: start, watch, restart with backoff, drain. Serves no HTTP, owns no data.
 
 It owns the lock on the data directory, every listening socket (`listeners.py`) and every child (`child.py`).
-Children are fresh interpreters, never forks of this one. They are controlled by arguments, descriptors and
-signals only:
+Children are new interpreters, never forks of this one. It controls them only by arguments, descriptors and
+signals:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
                 --placement JSON; shards also: --directory NAME --server ID, and --after-failure when the last
@@ -10,21 +10,22 @@ signals only:
                 --addresses JSON
                 with keys on, also: --keys-file PATH (`key_file.py`)
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
-    lock        the descriptor of LOCK is inherited and simply stays open
-    parent-fd   end of file on it means that we are gone: stop as on SIGTERM
+    lock        the descriptor of LOCK is inherited and stays open
+    parent-fd   end of file on it means that the supervisor has ended: stop as on SIGTERM
     ready-fd    lines from the child: `progress 0.42` while replaying, `ready` once, then `beat` every second
-                while it moves (`shard/server/heartbeat.py`), `error <why>` at the end
-    SIGTERM     gateway: stop accepting, finish what is under way, exit 0; shard: final snapshot, exit 0
-    SIGINT      ignored by children: a terminal sends it to all of us, and only the supervisor decides
+                while it makes progress (`shard/server/heartbeat.py`), `error <why>` at the end
+    SIGTERM     gateway: stop accepting, finish requests in progress, exit 0; shard: final snapshot, exit 0
+    SIGINT      ignored by children: a terminal sends it to all processes, and only the supervisor acts on it
     SIGHUP      read the keys file again; sent when it has changed, and never before `ready`
     exit code   3 from a shard: its data is damaged, a restart cannot help; anything else: restarted
 
-A child that has sent a beat and is then silent for STREAMS_HANG_MS hangs: it is killed and started again.
-Silence is counted while this process runs itself, so a paused machine, or a paused supervisor, kills nobody.
+A child that has sent a heartbeat and is then silent for STREAMS_HANG_MS counts as hung: it is killed and
+restarted. Silence counts only while this process runs itself, so a paused machine or supervisor kills no
+child.
 
-Listening sockets stay open here, so connections queue while a child restarts. They close when we stop, and a
-shard's when it is given up: a client must not wait for an answer that will never come.
-"""
+Listening sockets stay open here, so connections queue while a child restarts. They close when the server
+stops. A shard's close when it is not restarted any more: a client must not wait for an answer that will never
+come."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ import trio
 
 from gateway.shards.process_states import FILE_NAME, ProcessStates
 from gateway.shards.unix_sockets import address_of, url_of
-from gateway.supervise.child import LOOK_FOR_HANGS_S, Child
+from gateway.supervise.child import HANG_CHECK_S, Child
 from gateway.supervise.cold_claim import claim_cold_store
 from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.key_file import KeyFile, read_keys
@@ -64,24 +65,26 @@ from streams.config import (
     check_may_serve,
 )
 
-#: How long children of a killed server may take to notice and end before we say that the directory is in use.
+#: How long a start waits for children of a killed server to end, before it reports that the directory is in
+#: use.
 ORPHANS_WAIT_S: Final = 15.0
 LOCK_POLL_S: Final = 0.05
 
-#: A gateway ends by itself after `drain_ms`; this much later it does not count on it any more.
+#: A gateway ends by itself after `drain_ms`; after this much longer it is killed.
 DRAIN_MARGIN_S: Final = 1.0
 SNAPSHOT_WAIT_S: Final = 60.0
 STILL_WAITING_EVERY_S: Final = 5.0
 
-#: How often to look whether the file of keys can still be read: a server that cannot would not start again.
-LOOK_AT_KEYS_S: Final = 10.0
+#: How often the supervisor checks that the key file is readable: without it the server would not start again.
+KEYS_CHECK_S: Final = 10.0
 
 log: Any = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How to start a child; its arguments are added. `-P` keeps a `shard/` in the current directory out."""
+    """The commands that start children, without arguments. `-P` ignores a `shard/` in the current
+    directory."""
 
     shard: Sequence[str] = (sys.executable, "-P", "-m", "shard")
     gateway: Sequence[str] = (sys.executable, "-P", "-m", "gateway")
@@ -90,7 +93,7 @@ class Commands:
 
 
 class Supervisor:
-    """A whole server. `run` returns when it was told to stop and everything has ended."""
+    """A whole server. `run` returns after a stop signal, when all children have ended."""
 
     def __init__(
         self, config: Config, *, commands: Commands | None = None, environ: Mapping[str, str] = os.environ
@@ -101,7 +104,7 @@ class Supervisor:
         self._shards: list[Child] = []
         self._gateways: list[Child] = []
         self._stop = trio.Event()
-        self._hurry = trio.Event()
+        self._skip_wait = trio.Event()
         self.lock_fd = -1
         self._keys: KeyFile | None = None
         self._keys_problem = ""
@@ -114,7 +117,8 @@ class Supervisor:
         return f"<Supervisor {self._url or self.config.data_dir} {self._shards + self._gateways}>"
 
     async def run(self, *, announce: Callable[[Supervisor], None] = lambda _: None) -> None:
-        """Raises `CannotServe` or `ConfigError` before anything was started."""
+        """Run the server until it is stopped. Raises `CannotServe` or `ConfigError` before it starts a
+        child."""
         check_may_serve(self.config)
         ring = read_keys(self.config)
         with ExitStack() as stack:
@@ -157,12 +161,12 @@ class Supervisor:
     def url(self) -> str:
         return self._url
 
-    # What exists before the first child does.
+    # Before the first child.
 
     async def _open(self, directory: DataDir) -> Manifest:
-        """The manifest, with as many shards as are wanted."""
-        wanted = self.config.shards
-        manifest = directory.open(shards_default=wanted or _cpu_count(), now_ms=_now_ms())
+        """Return the manifest with the configured number of shards."""
+        shards = self.config.shards
+        manifest = directory.open(shards_default=shards or _cpu_count(), now_ms=_now_ms())
         if self.config.cold_dir:
             await claim_cold_store(
                 directory,
@@ -171,12 +175,12 @@ class Supervisor:
                 command=self._commands.claim_cold,
                 environ=self.child_environment(),
             )
-        if wanted in (0, manifest.shards):
+        if shards in (0, manifest.shards):
             return manifest
         return await reshard(
             directory,
             manifest,
-            wanted,
+            shards,
             command=self._commands.reshard,
             environ=self.child_environment(),
             wal_file_bytes=self.config.wal_file_bytes,
@@ -191,8 +195,8 @@ class Supervisor:
     ) -> None:
         placement = manifest.placement
         keys = () if self._keys is None else ("--keys-file", str(self._keys.path))
-        known = ("--placement", placement.to_json(), "--server", manifest.server)
-        shard = (*self._commands.shard, *keys, *known)
+        placement_args = ("--placement", placement.to_json(), "--server", manifest.server)
+        shard = (*self._commands.shard, *keys, *placement_args)
         addresses: list[str] = []
         if self.config.shard_host:
             addresses = [address_of(self.config.shard_host, each[0].getsockname()[1]) for each in tcp]
@@ -214,18 +218,18 @@ class Supervisor:
             for index in range(self.config.gateways)
         ]
 
-    # The life of the tree.
+    # While the children run.
 
     async def _serve(self, listeners: list[socket.socket], signals: AsyncIterator[int]) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._obey, signals)
+            nursery.start_soon(self._handle_signals, signals)
             for child in self._shards + self._gateways:
                 nursery.start_soon(child.keep_running)
             nursery.start_soon(self._announce_ready)
-            nursery.start_soon(self._look_for_hangs)
-            nursery.start_soon(self._keep_looking_at_keys)
+            nursery.start_soon(self._check_hangs)
+            nursery.start_soon(self._keep_checking_keys)
             await self._stop.wait()
-            log.info("stopping", waiting_for="requests under way", at_most_ms=self.config.drain_ms)
+            log.info("stopping", waiting_for="requests in progress", at_most_ms=self.config.drain_ms)
             for listener in listeners:
                 listener.close()
             await self._end(self._gateways, within_s=self.config.drain_ms / 1000 + DRAIN_MARGIN_S)
@@ -233,17 +237,18 @@ class Supervisor:
             nursery.cancel_scope.cancel()
         log.info("stopped")
 
-    async def _obey(self, signals: AsyncIterator[int]) -> None:
+    async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
                 self._reload_keys()
             elif not self._stop.is_set():
                 self._stop.set()
             elif number == signal.SIGINT:
-                self._hurry.set()
+                self._skip_wait.set()
 
     def _reload_keys(self) -> None:
-        """What was wrong with the new keys is in the log; then the old ones stay good."""
+        """Read the keys again and signal the children. On an error, `KeyFile` logs it and keeps the old
+        keys."""
         if self._keys is None:
             return
         if self._keys.reload():
@@ -251,10 +256,10 @@ class Supervisor:
                 self.notify_of_keys(child)
         self._note_keys(self._keys.problem())
 
-    async def _keep_looking_at_keys(self) -> None:
+    async def _keep_checking_keys(self) -> None:
         while self._keys is not None:
-            await trio.sleep(LOOK_AT_KEYS_S)
-            # In a thread: the file may be on a mount that hangs.
+            await trio.sleep(KEYS_CHECK_S)
+            # In a thread, because the file may be on a mount that hangs.
             self._note_keys(await trio.to_thread.run_sync(self._keys.problem, abandon_on_cancel=True))
 
     def _note_keys(self, problem: str) -> None:
@@ -272,7 +277,8 @@ class Supervisor:
         return 0 if self._keys is None else self._keys.version
 
     def notify_of_keys(self, child: Child) -> None:
-        """One that is starting may have read the old ones. It is signalled when it is ready."""
+        """Signal a child to read changed keys. A starting child may have read the old ones: it is signalled
+        when it is ready."""
         if self._keys is None or child.ready_at is None or child.keys_version == self._keys.version:
             return
         child.keys_version = self._keys.version
@@ -280,7 +286,7 @@ class Supervisor:
 
     async def _announce_ready(self) -> None:
         for child in self._shards + self._gateways:
-            await child.settled.wait()
+            await child.is_decided.wait()
         if self._stop.is_set():
             return
         missing = [child.name for child in self._shards if child.gave_up]
@@ -293,63 +299,66 @@ class Supervisor:
         }
         self._run_dir.publish("server.json", facts)
         if missing:
-            log.warning("ready, but not whole", url=self._url, missing=missing)
+            log.warning("ready, but some shards do not serve", url=self._url, missing=missing)
         else:
             log.info("ready", url=self._url)
-        self._tell_starter(facts)
+        self._notify_starter(facts)
 
-    def _tell_starter(self, facts: dict[str, Any]) -> None:
-        """One line for whoever started us and waits, if anyone does (`streams.testing`)."""
+    def _notify_starter(self, facts: dict[str, Any]) -> None:
+        """Send one line to the process that started the server and waits, if any (`streams.testing`)."""
         if self._starter_fd is None:
             return
         try:
             os.write(self._starter_fd, orjson.dumps(facts) + b"\n")
         except BrokenPipeError:
-            log.debug("nobody waits for us any more")
+            log.debug("the process that started the server no longer waits")
         os.close(self._starter_fd)
         self._starter_fd = None
 
     async def _end(self, children: list[Child], *, within_s: float) -> None:
-        """SIGTERM, wait, SIGKILL. Another SIGINT cuts the wait: a kill loses no more than a crash does."""
-        self._hurry = trio.Event()
+        """Stop children: SIGTERM, wait, SIGKILL. Another SIGINT ends the wait: a kill loses no more than a
+        crash."""
+        self._skip_wait = trio.Event()
         for child in children:
             child.stop()
         with trio.move_on_after(within_s):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._say_what_we_wait_for, children)
-                nursery.start_soon(_cancel_when, self._hurry, nursery.cancel_scope)
+                nursery.start_soon(self._log_waiting, children)
+                nursery.start_soon(_cancel_when, self._skip_wait, nursery.cancel_scope)
                 for child in children:
-                    await child.ended.wait()
+                    await child.has_ended.wait()
                 nursery.cancel_scope.cancel()
         for child in children:
-            if not child.ended.is_set():
+            if not child.has_ended.is_set():
                 log.warning(KILLED_AT_THE_END, child=child.name)
                 child.signal(signal.SIGKILL)
         for child in children:
-            await child.ended.wait()
+            await child.has_ended.wait()
 
-    async def _say_what_we_wait_for(self, children: list[Child]) -> None:
+    async def _log_waiting(self, children: list[Child]) -> None:
         while True:
             await trio.sleep(STILL_WAITING_EVERY_S)
-            late = [child.name for child in children if not child.ended.is_set()]
-            doing = "their final snapshot" if children is self._shards else "requests under way"
-            log.info("still waiting", waiting_for=doing, children=late, hint="press Ctrl-C to wait no longer")
+            late = [child.name for child in children if not child.has_ended.is_set()]
+            reason = "their final snapshot" if children is self._shards else "requests in progress"
+            hint = "press Ctrl-C to wait no longer"
+            log.info("still waiting", waiting_for=reason, children=late, hint=hint)
 
     def child_environment(self) -> dict[str, str]:
-        """Ours without the settings: they are all in the config, and a shard has no business with keys."""
-        dropped = {setting.variable for setting in SETTINGS} | {READY_FD_VARIABLE}
-        kept = {name: value for name, value in self._environ.items() if name not in dropped}
-        return {**kept, CHILD_CONFIG_VARIABLE: self.config.to_json()}
+        """Return our environment without the settings: children get them as one config, and shards must not
+        see the keys."""
+        settings = {setting.variable for setting in SETTINGS} | {READY_FD_VARIABLE}
+        others = {name: value for name, value in self._environ.items() if name not in settings}
+        return {**others, CHILD_CONFIG_VARIABLE: self.config.to_json()}
 
-    async def _look_for_hangs(self) -> None:
+    async def _check_hangs(self) -> None:
         while True:
-            await trio.sleep(LOOK_FOR_HANGS_S)
+            await trio.sleep(HANG_CHECK_S)
             for child in self._shards + self._gateways:
-                if child.has_beaten and child.process is not None and not child.stop_wanted.is_set():
+                if child.has_beaten and child.process is not None and not child.is_stopping.is_set():
                     child.count_silence()
 
     def report_hopeless(self, child: Child) -> None:
-        self._tell_starter({"ready": False, "child": child.name})
+        self._notify_starter({"ready": False, "child": child.name})
 
     def publish_states(self) -> None:
         states = ProcessStates(
@@ -363,17 +372,18 @@ class Supervisor:
         def pids(children: list[Child]) -> dict[str, int]:
             return {str(child.index): child.process.pid for child in children if child.process is not None}
 
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "supervisor": os.getpid(),
             "shards": pids(self._shards),
             "gateways": pids(self._gateways),
         }
-        self._run_dir.publish("pids.json", found)
+        self._run_dir.publish("pids.json", facts)
 
 
 async def _lock(directory: DataDir) -> None:
-    """The lock, or `CannotServe`. Children of a killed server are waited for; a running server is not."""
-    waited = False
+    """Lock the directory, or raise `CannotServe`. Waits for children of a killed server, not for a running
+    server."""
+    has_waited = False
     with trio.move_on_after(ORPHANS_WAIT_S):
         while not directory.try_lock():
             holder = directory.holder()
@@ -382,9 +392,9 @@ async def _lock(directory: DataDir) -> None:
                     f"{directory.path} is in use by {holder}. Use that server, stop it, or choose another "
                     "directory with STREAMS_DATA_DIR"
                 )
-            if not waited:
+            if not has_waited:
                 log.info("waiting for processes of an earlier server to end", data_dir=str(directory.path))
-            waited = True
+            has_waited = True
             await trio.sleep(LOCK_POLL_S)
         return
     raise CannotServe(

@@ -117,7 +117,7 @@ def test_a_shard_with_damaged_data_is_not_started_again_and_the_others_serve(
         (line,) = log_lines(server, "shard stopped")
         assert line["why"] == "the log is torn at byte 17"
         assert "shard-00" in line["next_step"]
-        assert log_lines(server, "ready, but not whole")[0]["missing"] == ["shard-00"]
+        assert log_lines(server, "ready, but some shards do not serve")[0]["missing"] == ["shard-00"]
         assert sorted(server.shard_pids()) == [1]
         # Nobody will ever answer there, so a link is refused at once and does not wait.
         with socket.socket(socket.AF_UNIX) as link, pytest.raises(ConnectionRefusedError):

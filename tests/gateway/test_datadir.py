@@ -56,7 +56,7 @@ def test_a_manifest_of_format_one_is_read_and_written_anew(directory: DataDir) -
 def test_data_without_its_manifest_is_not_taken_for_a_new_server(directory: DataDir) -> None:
     (directory.path / "shard-00").mkdir()
     (directory.path / "shard-00" / "wal").mkdir()
-    with pytest.raises(CannotServe, match=r"manifest.json is missing, but shard-00 is there"):
+    with pytest.raises(CannotServe, match=r"manifest.json is missing, but shard-00 exists"):
         opened(directory)
 
 
@@ -135,10 +135,10 @@ def test_what_a_finished_change_has_replaced_is_removed_after_the_copy_says_so(d
     )
     directory.commit(new)
     assert Manifest.decode((directory.path / "manifest.copy.json").read_bytes()) == old
-    assert opened(directory) == new.settled()
+    assert opened(directory) == new.without_intents()
     assert folders_in(directory) == ["shard-00-v2"]
-    assert (directory.path / "manifest.copy.json").read_bytes() == new.settled().encode()
-    assert (directory.path / "manifest.json").read_bytes() == new.settled().encode()
+    assert (directory.path / "manifest.copy.json").read_bytes() == new.without_intents().encode()
+    assert (directory.path / "manifest.json").read_bytes() == new.without_intents().encode()
 
 
 def test_a_left_over_that_cannot_be_removed_is_named(directory: DataDir) -> None:
