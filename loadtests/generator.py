@@ -541,7 +541,7 @@ class WireLoad:
         if not got:
             raise LoadFailed("the shard closed the connection")
         tally = self._tally
-        for message in pipe.receiver.received(got):
+        for message in pipe.receiver.parse(got):
             now_ns = monotonic_ns()
             sent_ns = pipe.sent_ns.pop(message.id)
             if message.flags & pipe.wire.FAILED:

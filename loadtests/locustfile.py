@@ -125,7 +125,7 @@ def _stop(environment: Any, **_: Any) -> None:
     if isinstance(environment.runner, MasterRunner):
         _stop_workers(environment.runner)
     try:
-        with progress.shown("checking", line=_tell_checking) as report:
+        with progress.show_progress("checking", line=_tell_checking) as report:
             audit().finish(report)
         audit().clean_up()
     except Unanswered as error:

@@ -5,7 +5,7 @@
     with streams.Client("http://127.0.0.1:4000") as client:
         client.box("orders").append({"item": "tea"})
 
-What is listed here is what users import. It is loaded when it is first used: a server needs none of it.
+`__all__` lists the public API. Each name is loaded at its first use: a server needs none of it.
 
 client/     the Python client                  protocol/   what clients, gateways and shards agree on
 direct/     the wire of shards, without HTTP   spark/      boxes in Spark
@@ -73,6 +73,6 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'streams' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

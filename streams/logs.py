@@ -13,7 +13,7 @@ import orjson
 import structlog
 
 
-class _Forgiving:
+class _ErrorFreeStream:
     """Standard error without its errors. One `write` a line, so that lines of processes do not mix."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -32,7 +32,7 @@ class _Forgiving:
             pass
 
 
-def resolved_format(log_format: str) -> str:
+def resolve_format(log_format: str) -> str:
     """`auto` is human on a terminal and JSON elsewhere. The supervisor settles it for its children."""
     if log_format == "auto":
         return "human" if sys.stderr.isatty() else "json"
@@ -46,7 +46,7 @@ def _json(event: dict[str, object], **_: object) -> str:
 def setup(level: str, log_format: str, *, process: str) -> None:
     """Once, at the start of a process. `process` names it in every line: supervisor, gateway-0, shard-03."""
     structlog.contextvars.bind_contextvars(process=process)
-    human = resolved_format(log_format) == "human"
+    human = resolve_format(log_format) == "human"
     renderers: list[structlog.typing.Processor]
     if human:
         renderers = [
@@ -67,6 +67,6 @@ def setup(level: str, log_format: str, *, process: str) -> None:
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=_Forgiving(sys.stderr)),  # type: ignore[arg-type]
+        logger_factory=structlog.WriteLoggerFactory(file=_ErrorFreeStream(sys.stderr)),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )

@@ -1,5 +1,5 @@
-"""What the operating system says of this process, and how it ends. Linux; where a figure is not to be had it
-is 0."""
+"""Figures of the operating system about this process, and how the process ends. Linux; a figure that is not
+available is 0."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def _count_entries(folder: str) -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Lets this process open as many files and sockets as it may. The usual 1024 are for programs that use
-    `select`, and a server with as many clients could not open its own files any more."""
+    """Raise the limit of open files as far as allowed. The default of 1024 is for programs that use `select`;
+    a server with that many clients could not open its own files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _memory_limit_bytes() -> int:
@@ -148,6 +148,6 @@ def leave(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # nobody reads it, or a full disk: what was printed is not whole
+    except OSError:  # the reader is gone, or the disk is full: the output is incomplete
         code = code or 1
     os._exit(code)

@@ -1,4 +1,4 @@
-"""How far something long is: a bar for a person at a terminal, a log line now and then for everyone else."""
+"""Shows the progress of a long operation: a bar on a terminal, a log line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ ReportBytes = Callable[[int, int], None]
 
 
 @contextmanager
-def shown(what: str, *, line: Callable[[int], None] = lambda percent: None) -> Iterator[Report]:
+def show_progress(what: str, *, line: Callable[[int], None] = lambda percent: None) -> Iterator[Report]:
     """Shows a bar on standard error if that is a terminal. Elsewhere `line` is called with the percentage,
     every other second."""
     if sys.stderr.isatty():
         with _bar(what) as report:
             yield report
         return
-    told_at = time.monotonic()
+    last_line_s = time.monotonic()
 
     def tell(ratio: float) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= _LINE_EVERY_S:
-            told_at = time.monotonic()
+        nonlocal last_line_s
+        if time.monotonic() - last_line_s >= _LINE_EVERY_S:
+            last_line_s = time.monotonic()
             line(int(100 * ratio))
 
     yield tell
 
 
 @contextmanager
-def bytes_shown(what: str) -> Iterator[ReportBytes]:
+def show_bytes(what: str) -> Iterator[ReportBytes]:
     """Shows bytes, rate and time left on standard error: a bar if that is a terminal, else a line now and
     then."""
     if sys.stderr.isatty():
@@ -65,24 +65,24 @@ class ByteLines:
     def __init__(self, what: str, *, every_s: float = _BYTES_LINE_EVERY_S) -> None:
         self._what = what
         self._every_s = every_s
-        self._told: tuple[float, int] | None = None
+        self._last_line: tuple[float, int] | None = None
 
-    def line(self, done: int, total: int, now_s: float) -> str:
+    def line(self, done_bytes: int, total: int, now_s: float) -> str:
         """Return a line if it is time for one, else nothing."""
-        if self._told is None:
-            self._told = (now_s, done)
-        before_s, before = self._told
+        if self._last_line is None:
+            self._last_line = (now_s, done_bytes)
+        before_s, before = self._last_line
         if now_s - before_s < self._every_s:
             return ""
-        self._told = (now_s, done)
+        self._last_line = (now_s, done_bytes)
         mib = 1 << 20
-        text = f"{self._what}: {done / mib:.0f} of {total / mib:.0f} MiB"
-        if done <= before:
+        text = f"{self._what}: {done_bytes / mib:.0f} of {total / mib:.0f} MiB"
+        if done_bytes <= before:
             return f"{text}, no progress for {now_s - before_s:.0f} s"
-        per_s = (done - before) / (now_s - before_s)
-        left_s = round((total - done) / per_s)
-        left = f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
-        return f"{text}, {per_s / mib:.1f} MiB/s, {left} left"
+        per_s = (done_bytes - before) / (now_s - before_s)
+        left_s = round((total - done_bytes) / per_s)
+        time_left = f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
+        return f"{text}, {per_s / mib:.1f} MiB/s, {time_left} left"
 
 
 @contextmanager

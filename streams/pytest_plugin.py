@@ -29,7 +29,7 @@ def streams_server() -> Iterator[Server]:
 
 @pytest.fixture
 def streams_client(streams_server: Server) -> Iterator[Client]:
-    """A client of it. What an earlier test has left is deleted first."""
+    """A client of that server. Boxes and routers of earlier tests are deleted first."""
     from streams.client._sync.client import Client
 
     with Client(streams_server.url) as client:

@@ -32,8 +32,8 @@ STOP_TIMEOUT_S: Final = 90.0
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "streams", "serve")
 
-#: What is other than by default. A shard has its next log file full of zeros from the start, and with the
-#: usual 64 MiB a server that lives for a second spends a tenth of its time on that.
+#: Settings that differ from the defaults. A shard fills its next log file with zeros at the start; with the
+#: usual 64 MiB a server that runs for a second spends a tenth of its time on that.
 _SETTINGS: Final[Mapping[str, object]] = {"port": 0, "log_format": "json", "wal_file_bytes": "4MiB"}
 
 
@@ -43,7 +43,7 @@ class ServerFailed(AssertionError):
 
 @dataclass(eq=False)
 class Server:
-    """A running server, and the means to treat it badly."""
+    """A running server, with methods to stop and kill it."""
 
     url: str
     port: int
@@ -64,8 +64,8 @@ class Server:
         return self._pids("gateways")
 
     def _pids(self, kind: str) -> dict[int, int]:
-        found = json.loads((self.data_dir / "run" / "pids.json").read_bytes())
-        return {int(index): pid for index, pid in found[kind].items()}
+        pids = json.loads((self.data_dir / "run" / "pids.json").read_bytes())
+        return {int(index): pid for index, pid in pids[kind].items()}
 
     def log_text(self) -> str:
         """Everything all its processes have logged so far."""
@@ -142,14 +142,14 @@ def running_server(
 
 
 def _environment(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
-    known = {setting.name: setting for setting in SETTINGS}
-    unknown = settings.keys() - known.keys()
+    settings_by_name = {setting.name: setting for setting in SETTINGS}
+    unknown = settings.keys() - settings_by_name.keys()
     if unknown:
         raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
     ours = {setting.variable for setting in SETTINGS}
-    inherited = {name: value for name, value in os.environ.items() if name not in ours}
-    given = {**_SETTINGS, **settings, "data_dir": folder.absolute()}
-    return inherited | {known[name].variable: str(value) for name, value in given.items()}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    values = {**_SETTINGS, **settings, "data_dir": folder.absolute()}
+    return environment | {settings_by_name[name].variable: str(value) for name, value in values.items()}
 
 
 def _start(folder: Path, log: IO[bytes], command: Sequence[str], environment: dict[str, str]) -> Server:
@@ -168,26 +168,27 @@ def _start(folder: Path, log: IO[bytes], command: Sequence[str], environment: di
     with open(reader, "rb", buffering=0) as ready:
         facts = _first_line(ready, deadline=time.monotonic() + START_TIMEOUT_S)
     if not facts.get("ready"):
-        ended = process.poll()
+        exit_code = process.poll()
         process.terminate()
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
         text = os.pread(log.fileno(), 1 << 24, 0).decode(errors="replace")
-        why = f"{facts['child']} keeps failing" if facts else f"exit code {ended}"
+        why = f"{facts['child']} keeps failing" if facts else f"exit code {exit_code}"
         raise ServerFailed(f"the server did not become ready: {why}\n{text}")
     return Server(facts["url"], facts["port"], folder, process, log)
 
 
 def _first_line(pipe: IO[bytes], *, deadline: float) -> dict[str, Any]:
-    """What the supervisor says when all is ready; empty when it ended first or took too long."""
+    """Return the line that the supervisor writes when all is ready; empty when it ended first or took too
+    long."""
     text = b""
     while not text.endswith(b"\n"):
-        waited, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        piece = pipe.read(4096) if waited else b""
+        readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        piece = pipe.read(4096) if readable else b""
         if not piece:
             return {}
         text += piece
-    found: dict[str, Any] = json.loads(text)
-    return found
+    facts: dict[str, Any] = json.loads(text)
+    return facts

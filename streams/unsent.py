@@ -63,12 +63,12 @@ class UnsentBuffers:
             self.put(buffer)
             return
         try:
-            sent = self.sock.send(buffer)
+            sent_count = self.sock.send(buffer)
         except BlockingIOError:
-            sent = 0
-        self.sent_bytes += sent
-        if sent != len(buffer):
-            self.put(memoryview(buffer)[sent:])
+            sent_count = 0
+        self.sent_bytes += sent_count
+        if sent_count != len(buffer):
+            self.put(memoryview(buffer)[sent_count:])
 
     def send(self) -> None:
         """Send what the socket takes now. Raises `OSError` if the connection is lost."""
@@ -76,32 +76,32 @@ class UnsentBuffers:
         while buffers:
             try:
                 if len(buffers) == 1:
-                    sent = self.sock.send(buffers[0])
+                    sent_count = self.sock.send(buffers[0])
                 elif len(buffers) <= BUFFERS_MAX:
-                    sent = self.sock.sendmsg(buffers)
+                    sent_count = self.sock.sendmsg(buffers)
                 else:
-                    sent = self.sock.sendmsg(islice(buffers, BUFFERS_MAX))
+                    sent_count = self.sock.sendmsg(islice(buffers, BUFFERS_MAX))
             except BlockingIOError:
                 return
-            self.skip(sent)
+            self.skip(sent_count)
 
     def send_some(self, bytes_max: int) -> int:
         """Send at most so many bytes, in one call. Returns how many the socket took. Raises `OSError` if the
         connection is lost."""
         piece: list[Buffer] = []
-        left = bytes_max
+        bytes_left = bytes_max
         for buffer in islice(self._buffers, BUFFERS_MAX):
-            if len(buffer) >= left:
-                piece.append(memoryview(buffer)[:left])
+            if len(buffer) >= bytes_left:
+                piece.append(memoryview(buffer)[:bytes_left])
                 break
             piece.append(buffer)
-            left -= len(buffer)
+            bytes_left -= len(buffer)
         try:
-            sent = self.sock.sendmsg(piece)
+            sent_count = self.sock.sendmsg(piece)
         except BlockingIOError:
             return 0
-        self.skip(sent)
-        return sent
+        self.skip(sent_count)
+        return sent_count
 
     def skip(self, count: int) -> None:
         """The first `count` bytes have been sent."""

@@ -142,11 +142,11 @@ class KeyUse:
     def describe(self, key: Key, use: Use | None, s2_sessions: int) -> dict[str, Any]:
         """Describe a key without its digest. `use` is None if a shard has not reported its usage."""
         limits: dict[str, dict[str, int | None]] = {}
-        for name, limit in key.limits.shown().items():
+        for name, limit in key.limits.to_fields().items():
             if name in STORED:
                 limits[name] = {"limit": limit, "used": None if use is None else getattr(use, name)}
             else:
-                limits[name] = {"limit": limit, "used": self._rates.used(key, time.monotonic())}
+                limits[name] = {"limit": limit, "used": self._rates.in_use(key, time.monotonic())}
         if key.limits.sessions:
             limits["s2_sessions"] = {"limit": key.limits.sessions, "used": s2_sessions}
         return {

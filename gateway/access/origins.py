@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from gateway.requests.request import Request, Response
 from streams.config import host_name, is_loopback, items_of
 from streams.protocol.errors import Forbidden
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 #: Size of the cache of accepted `Host` headers.
 _HOSTS_MAX = 256
@@ -58,7 +58,7 @@ class Origins:
         name = host_name(host)
         if not (name in self._hosts or name.endswith(".localhost") or is_loopback(name)):
             raise Forbidden(
-                f"host: {shown(host)} is not a name of this server, and the server has no keys; add it to "
+                f"host: {quote(host)} is not a name of this server, and the server has no keys; add it to "
                 "STREAMS_ALLOWED_HOSTS",
                 field="host",
             )
@@ -136,7 +136,7 @@ def _is_of_host(origin: str, headers: Mapping[str, str]) -> bool:
 
 
 def _forbidden_origin(origin: str | None) -> Forbidden:
-    page = "of another origin" if origin is None else f"of {shown(origin)}"
+    page = "of another origin" if origin is None else f"of {quote(origin)}"
     return Forbidden(
         f"origin: a page {page} may not use this server; add its origin to STREAMS_CORS_ORIGINS",
         field="origin",

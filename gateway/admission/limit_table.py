@@ -275,7 +275,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "boxes, routers and more that a key stores",
         "",
-        ("shard.core.limits.usage:Usage", "streams.protocol.access.key_limits:exceeded"),
+        ("shard.core.limits.usage:Usage", "streams.protocol.access.key_limits:limit_exceeded_error"),
         ("refuses",),
         ("throttled",),
         names=(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from streams.protocol.access.key_limits import exceeded
+from streams.protocol.access.key_limits import limit_exceeded_error
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import Throttled
@@ -105,7 +105,7 @@ class StreamSlots:
     def _take_session(self, key: Key) -> None:
         count, limit = self.sessions_of(key.id), key.limits.sessions
         if limit and count >= share_of(limit, self._gateways):
-            raise exceeded("sessions", used=count, limit=limit)
+            raise limit_exceeded_error("sessions", in_use=count, limit=limit)
         self.sessions_by_key[key.id] = count + 1
 
     def remove(self, slot: Slot) -> None:

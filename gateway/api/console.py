@@ -49,7 +49,7 @@ class Console:
             self._files[path] = _File(text, kind, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"')
 
     async def file(self, request: Request) -> Response:
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         file = self._files[request.path]
         cached_tags = request.headers.get("if-none-match", "")
         is_cached = file.tag in [tag.strip() for tag in cached_tags.split(",")]

@@ -11,7 +11,7 @@ from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.query import Query
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 
 class Groups:
@@ -38,9 +38,9 @@ class Groups:
 
 
 def _head(request: Request, box: str, rest: str) -> wire.RequestHead:
-    Query(request.query).done()
+    Query(request.query).reject_unknown()
     try:
         group = unquote(rest, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidRequest(f"group: {shown(rest)} is not percent-encoded UTF-8", field="group") from None
+        raise InvalidRequest(f"group: {quote(rest)} is not percent-encoded UTF-8", field="group") from None
     return wire.RequestHead(box, urlencode({"group": group}), account=request.account)

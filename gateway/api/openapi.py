@@ -217,7 +217,7 @@ def _components() -> dict[str, Any]:
             _describe_absent_fields(schema)
     for kind in reply_types:
         _add_field(schemas[kind.__name__], "performance", _ref(server_replies.Performance))
-    _add_field(schemas["BoxConfig"], "durable", {"type": "boolean"})  # as `BoxConfig.shown` does
+    _add_field(schemas["BoxConfig"], "durable", {"type": "boolean"})  # as `BoxConfig.to_fields` does
     return {**dict(sorted(schemas.items())), "Error": _ERROR}
 
 

@@ -33,11 +33,11 @@ class OpenApiPages:
         return render_page(self._document).encode()
 
     async def document(self, request: Request) -> Response:
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         return Response(200, self._json)
 
     async def page(self, request: Request) -> Response:
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         response = Response(200, self._html, content_type=b"text/html; charset=utf-8")
         response.headers.append(
             (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")

@@ -11,7 +11,7 @@ from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.query import Query
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 
 class Records:
@@ -25,7 +25,7 @@ class Records:
         if "content-encoding" in request.headers:
             body = await decompress_body(request, self._body_bytes_max)
         key = request.key
-        grant, account = (None, "") if key is None else (key.passed_on, key.account)
+        grant, account = (None, "") if key is None else (key.shard_grant, key.account)
         idempotency_key = request.headers.get("idempotency-key", "")
         head = wire.RequestHead(box, request.query, form, idempotency_key, grant, account)
         answer, waited_s = await self._dispatch.append(
@@ -43,9 +43,9 @@ class Records:
         return await unknown_fields.forward_json(self._dispatch, op, request, box, self._body_bytes_max)
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         if not (rest.isascii() and rest.isdigit() and len(rest) <= 20):
-            raise InvalidRequest(f"seq: {shown(rest)} is not a sequence number", field="seq")
+            raise InvalidRequest(f"seq: {quote(rest)} is not a sequence number", field="seq")
         head = wire.RequestHead(box, f"seq={rest}")
         return from_shard(request, await self._dispatch.to_owner(wire.OP_GET_RECORD, head, b""))
 

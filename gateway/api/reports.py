@@ -28,7 +28,7 @@ class ReportPages:
         self._guard = guard
 
     async def metrics(self, request: Request) -> Response:
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         is_json = wants_json(request.headers.get("accept", "*/*"))
         reports = await self._collector.gather()
         # Formatting a thousand boxes takes ten milliseconds: do it outside the event loop.
@@ -41,7 +41,7 @@ class ReportPages:
         return response
 
     async def status(self, request: Request) -> Response:
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         shows_detail = request.grant is None or bool(request.grant.scopes & ADMIN)
         reports = await self._collector.gather()
         keys = await self._keys(reports) if shows_detail else []

@@ -44,7 +44,7 @@ class Routers:
             raise RouterCycle(
                 "the router would close a cycle through boxes that this key may not see"
             ) from None
-        reply = PutRouterReply(**put.router.shown(), created=put.created)
+        reply = PutRouterReply(**put.router.to_fields(), created=put.created)
         return from_reply(request, reply, 201 if put.created else 200)
 
     async def get(self, request: Request, name: str) -> Response:
@@ -58,7 +58,7 @@ class Routers:
             state.last_error if state.is_tied else "its boxes are not attached yet; the server retries"
         )
         reply = RouterState(
-            **router.shown(),
+            **router.to_fields(),
             forwarded_total=state.forwarded_total,
             position=state.position,
             lag=state.lag,
@@ -85,9 +85,9 @@ class Routers:
             limit=query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT,
             after=name_of(query.text("cursor")),
         )
-        query.done()
+        query.reject_unknown()
         routers, more = await _page(self._reconciler, question, request.grant)
-        descriptions = [replies.Router(**router.shown()) for router in routers]
+        descriptions = [replies.Router(**router.to_fields()) for router in routers]
         return from_reply(request, RouterPage(descriptions, cursor_of(routers[-1].name) if more else None))
 
 
@@ -124,4 +124,4 @@ def _check_ends(request: Request, route: Route) -> None:
 
 
 def _no_query(request: Request) -> None:
-    Query(request.query).done()
+    Query(request.query).reject_unknown()

@@ -31,7 +31,7 @@ from gateway.shards.dispatch import Dispatch
 from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 from streams.protocol.telemetry.histogram import Histogram
 
 log = structlog.get_logger("gateway.access")
@@ -239,7 +239,7 @@ class Api:
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
                 return self._pick(self._under_watch, request), (wid,)
-        raise NotFound(f"{shown(path)}: there is no such route; see /docs for all routes", path=path[:256])
+        raise NotFound(f"{quote(path)}: there is no such route; see /docs for all routes", path=path[:256])
 
     @staticmethod
     def _pick(methods: Mapping[str, Endpoint], request: Request) -> Endpoint:
@@ -264,5 +264,5 @@ def _decode_segment(segment: str, field: str = "box") -> str:
     try:
         return unquote(segment, errors="strict")
     except UnicodeDecodeError:
-        message = f"{field}: {shown(segment)} is not percent-encoded UTF-8"
+        message = f"{field}: {quote(segment)} is not percent-encoded UTF-8"
         raise InvalidRequest(message, field=field) from None

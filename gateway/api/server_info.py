@@ -60,7 +60,7 @@ class ServerInfo:
 
     async def whoami(self, request: Request) -> Response:
         """Describe the key of the request: its scopes, its limits and its usage."""
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         return from_facts(request, await self._key_use.whoami(request.key))
 
     async def placement(self, request: Request) -> Response:

@@ -25,7 +25,7 @@ class Watches:
         """`POST /v0/watch`"""
         query = Query(request.query)
         lenient = bool(query.flag("lenient", False))
-        query.done()
+        query.reject_unknown()
         check_content_type(request, allow_ndjson=False)
         body = await control_body(request, self._body_bytes_max)
         strict = unknown_fields.wants_strict(request.headers)
@@ -46,7 +46,7 @@ class Watches:
     async def open(self, request: Request, wid: str) -> Response:
         """`GET /v0/watch/{wid}`"""
         sse.check_accepts(request)
-        Query(request.query).done()
+        Query(request.query).reject_unknown()
         last_event_id = request.headers.get("last-event-id")
         cursor = cursors.decode_untrusted(last_event_id, "last-event-id") if last_event_id else None
         if request.method == "HEAD":

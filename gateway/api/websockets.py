@@ -235,7 +235,7 @@ class WebSocketConnection:
         self._check(WRITE, box)
         body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
         request = Request("POST", "", "", {}, b"", time.perf_counter_ns())
-        grant, account = (None, "") if self._key is None else (self._key.passed_on, self._key.account)
+        grant, account = (None, "") if self._key is None else (self._key.shard_grant, self._key.account)
         head = wire.RequestHead(box, grant=grant, account=account)
         owner = owner_of(self._key)
         is_urgent = bytes(fields.get("disable_backpressure", b"")) == b"true"

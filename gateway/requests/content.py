@@ -18,7 +18,7 @@ import zstandard
 
 from gateway.requests.request import Buffer, Request, Response
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
@@ -62,7 +62,7 @@ def check_content_type(request: Request, *, allow_ndjson: bool) -> bool:
     if kind == NDJSON and allow_ndjson:
         return True
     raise UnsupportedMediaType(
-        f"content-type: {shown(content_type)} is not accepted here; send {_JSON}", field="content-type"
+        f"content-type: {quote(content_type)} is not accepted here; send {_JSON}", field="content-type"
     )
 
 
@@ -77,7 +77,7 @@ async def decompress_body(request: Request, bytes_max: int) -> Buffer:
     decoder = _DECODERS.get(name)
     if decoder is None:
         raise UnsupportedMediaType(
-            f"content-encoding: {shown(encoding)} is not supported; send gzip, zstd or none",
+            f"content-encoding: {quote(encoding)} is not supported; send gzip, zstd or none",
             field="content-encoding",
         )
     return await _decompress_in_steps(decoder(request.body), request, bytes_max)

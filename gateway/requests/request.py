@@ -107,7 +107,7 @@ class Request:
     @property
     def passed_on(self) -> Grant | None:
         """Return the grant that the shard must check itself, if any."""
-        return None if self.key is None else self.key.passed_on
+        return None if self.key is None else self.key.shard_grant
 
     @property
     def owner(self) -> str:

@@ -9,7 +9,7 @@ import re
 
 from gateway.requests.request import Buffer, Request
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 HEADER = "x-streams-urgent"
 _HEADER_TITLE = "X-Streams-Urgent"
@@ -29,7 +29,7 @@ def is_urgent(request: Request) -> bool:
         if value in ("1", "true"):
             return True
         if value not in ("0", "false"):
-            raise InvalidRequest(f"{_HEADER_TITLE}: {shown(value)} must be 1 or 0", field=_HEADER_TITLE)
+            raise InvalidRequest(f"{_HEADER_TITLE}: {quote(value)} must be 1 or 0", field=_HEADER_TITLE)
     return "urgent" in request.query and _in_query(request.query) is not None
 
 

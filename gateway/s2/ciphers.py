@@ -104,10 +104,10 @@ class RecordCipher:
         return sequenced.SEPARATOR.join(map(self._decrypt_record, sequenced.records_of(text)))
 
     def _decrypt_record(self, record: Record) -> bytes:
-        if not record.sealed:
+        if not record.ciphertext:
             tail = sequenced.tail_of(record.headers, record.body)
         else:
-            nonce, data = record.sealed[: self._nonce_bytes], record.sealed[self._nonce_bytes :]
+            nonce, data = record.ciphertext[: self._nonce_bytes], record.ciphertext[self._nonce_bytes :]
             try:
                 tail = self._decrypt(data, nonce, self._bound)
             except DecryptionFailed:

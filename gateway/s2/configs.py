@@ -61,7 +61,7 @@ class StreamBody(msgspec.Struct, frozen=True):
 
     def spec(self) -> Spec:
         """Return the config of a new stream. An empty `delete_on_empty` object means 0 seconds."""
-        spec = self.patch().applied(Spec())
+        spec = self.patch().apply(Spec())
         if isinstance(self.delete_on_empty, _DeleteOnEmpty):
             if self.delete_on_empty.min_age_secs is None:
                 raise S2Error("bad_json", "delete_on_empty.min_age_secs: is not a number")
@@ -86,7 +86,7 @@ class BasinBody(msgspec.Struct, frozen=True):
 
     def config(self) -> BasinConfig:
         """Return the config of a new basin."""
-        config = self.patch().applied(BasinConfig())
+        config = self.patch().apply(BasinConfig())
         if isinstance(self.default_stream_config, StreamBody):
             return msgspec.structs.replace(config, defaults=self.default_stream_config.spec())
         return config

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from gateway.requests import request as http
 from gateway.requests.request import SESSION_TYPE as SESSION_TYPE
 from gateway.requests.s2_errors import S2Error
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 LIST_LIMIT_MAX = 1000
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
@@ -29,7 +29,7 @@ def basin_name(name: str, where: str) -> str:
     if _basin_name(name) is None:
         raise S2Error(
             where,
-            f"{shown(name)} is not a basin name: 8 to 48 lower-case letters, digits and hyphens, with no "
+            f"{quote(name)} is not a basin name: 8 to 48 lower-case letters, digits and hyphens, with no "
             "hyphen at either end",
         )
     return name
@@ -49,7 +49,7 @@ def stream_name(name: str, where: str) -> str:
     size = len(name.encode(errors="replace"))
     if not 1 <= size <= _STREAM_BYTES_MAX or name in (".", "..") or "\0" in name:
         raise S2Error(
-            where, f"{shown(name)} is not a stream name: 1 to {_STREAM_BYTES_MAX} bytes, and not . or .."
+            where, f"{quote(name)} is not a stream name: 1 to {_STREAM_BYTES_MAX} bytes, and not . or .."
         )
     return name
 
@@ -59,7 +59,7 @@ def path_segments(path: str) -> list[str]:
     try:
         return [str(unquote_to_bytes(segment), "utf-8") for segment in path.split("/")]
     except UnicodeDecodeError:
-        raise S2Error("bad_path", f"{shown(path)} is not percent-encoded UTF-8") from None
+        raise S2Error("bad_path", f"{quote(path)} is not percent-encoded UTF-8") from None
 
 
 class Query:
@@ -70,10 +70,10 @@ class Query:
         try:
             pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
-            raise S2Error("bad_query", f"{shown(query)} is not a list of name=value") from None
+            raise S2Error("bad_query", f"{quote(query)} is not a list of name=value") from None
         for name, value in pairs:
             if name in self._values:
-                raise S2Error("bad_query", f"{shown(name)} is given twice")
+                raise S2Error("bad_query", f"{quote(name)} is given twice")
             self._values[name] = value
 
     def number(self, name: str, high: int = U64_MAX) -> int | None:
@@ -81,13 +81,13 @@ class Query:
         if value is None:
             return None
         if not (value.isascii() and value.isdigit() and len(value) <= 20) or int(value) > high:
-            raise S2Error("bad_query", f"{name}: {shown(value)} is not a number from 0 to {high}")
+            raise S2Error("bad_query", f"{name}: {quote(value)} is not a number from 0 to {high}")
         return int(value)
 
     def flag(self, name: str) -> bool:
         value = self._values.get(name, "false")
         if value not in ("true", "false"):
-            raise S2Error("bad_query", f"{name}: {shown(value)} is neither true nor false")
+            raise S2Error("bad_query", f"{name}: {quote(value)} is neither true nor false")
         return value == "true"
 
     def text(self, name: str) -> str | None:
@@ -100,7 +100,7 @@ class Query:
     def basin_part(self, name: str) -> str:
         value = self._values.get(name, "")
         if not is_basin_part(value):
-            raise S2Error("bad_query", f"{name}: {shown(value)} is not the beginning of a basin name")
+            raise S2Error("bad_query", f"{name}: {quote(value)} is not the beginning of a basin name")
         return value
 
     def stream_part(self, name: str) -> str:
@@ -142,7 +142,7 @@ def is_base64(headers: Mapping[str, str]) -> bool:
         return False
     if format_name in ("base64", "json-binsafe"):
         return True
-    raise S2Error("bad_header", f"s2-format: {shown(format_name)} is neither raw nor base64")
+    raise S2Error("bad_header", f"s2-format: {quote(format_name)} is neither raw nor base64")
 
 
 def media_type(headers: Mapping[str, str], name: str) -> str:

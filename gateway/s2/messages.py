@@ -27,7 +27,7 @@ from streams.protocol.messages.s2 import (
     Cipher,
 )
 from streams.protocol.model import sequenced
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 from streams.protocol.model.sequenced import BadProtobuf, Header, Record, read_varint, varint, wrong_wire_type
 
 _TRIM_BYTES = 8
@@ -127,7 +127,7 @@ class Input:
                 raise _invalid(f"records[{index}].body: a trim point has {_TRIM_BYTES} bytes")
             self.trims.append((index, int.from_bytes(body, "big")))
         else:
-            name = shown(str(operation[:32], "utf-8", "replace"))
+            name = quote(str(operation[:32], "utf-8", "replace"))
             raise _invalid(f"records[{index}].headers: {name} is not a command")
 
     @property

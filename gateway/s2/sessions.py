@@ -148,7 +148,7 @@ class EventEncoder:
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
         decoded_records = list(sequenced.records_of(bytes(records)))
         self._count += len(decoded_records)
-        self._metered_bytes += sum(record.metered for record in decoded_records)
+        self._metered_bytes += sum(record.metered_size for record in decoded_records)
         data = messages.batch_as_json(decoded_records, tail, is_base64=self._is_base64)
         id = b"%d,%d,%d" % (decoded_records[-1].seq_num, self._count, self._metered_bytes)
         return b"event: batch\nid: %b\ndata: %b\n\n" % (id, data)

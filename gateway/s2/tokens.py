@@ -23,7 +23,7 @@ from gateway.s2.permits import OPERATIONS, READ, WRITE, Permit, digest_of
 from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import AccessToken, NameSet
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 _ID_BYTES_MAX = 96
 _SECRET_BYTES = 32
@@ -123,9 +123,9 @@ def _parse_time(text: str) -> tuple[int, str]:
         moment = msgspec.convert(_fraction.sub("", text, count=1), datetime)
         seconds = int(moment.timestamp())
     except (msgspec.ValidationError, OverflowError, ValueError):
-        raise S2Error("bad_json", f"expires_at: {shown(text)} is not a time of RFC 3339") from None
+        raise S2Error("bad_json", f"expires_at: {quote(text)} is not a time of RFC 3339") from None
     if moment.tzinfo is None:
-        raise S2Error("bad_json", f"expires_at: {shown(text)} has no offset from UTC")
+        raise S2Error("bad_json", f"expires_at: {quote(text)} has no offset from UTC")
     utc = moment.astimezone(UTC)
     return seconds * 1000 + int(digits.ljust(3, "0")[:3]), f"{utc:%Y-%m-%dT%H:%M:%S}.{digits.ljust(6, '0')}Z"
 

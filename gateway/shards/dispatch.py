@@ -38,7 +38,7 @@ from streams.protocol.messages import commands, queues
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.replies import BoxPage, GroupPage, ListedBox
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 from streams.protocol.telemetry.pressure import Thresholds
 
 _encode_head = wire.head_encoder.encode
@@ -142,7 +142,7 @@ class Dispatch:
         prefix = params.text("prefix") or ""
         size = params.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
         after = name_of(params.text("cursor"))
-        params.done()
+        params.reject_unknown()
         boxes: list[ListedBox] = []
         more = False
         for visible in (prefix,) if grant is None else grant.within(prefix):
@@ -167,7 +167,7 @@ class Dispatch:
             "after": name_of(params.text("cursor")),
             "page_size": size,
         }
-        params.done()
+        params.reject_unknown()
         answer = await self.to_owner(wire.OP_LIST_GROUPS, wire.RequestHead(box, urlencode(each)), b"")
         page = _decode_groups(answer.body)
         return GroupPage(box, page.groups, cursor_of(page.groups[-1].group) if page.more else None)
@@ -197,4 +197,4 @@ def name_of(cursor: str | None) -> str:
             return name
     except ValueError:
         pass
-    raise InvalidRequest(f"cursor: {shown(cursor)} is not a cursor this server gave", field="cursor")
+    raise InvalidRequest(f"cursor: {quote(cursor)} is not a cursor this server gave", field="cursor")

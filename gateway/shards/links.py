@@ -294,7 +294,7 @@ class Link:
                 self._is_stalled = False
                 self.is_up = True
                 log.warning("the shard answers again", shard=self.shard)
-            for message in receiver.received(count):
+            for message in receiver.parse(count):
                 entry = self._waiting.pop(message.id, None)
                 if entry is not None:
                     waiter = entry[0]

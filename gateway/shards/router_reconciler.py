@@ -87,8 +87,8 @@ class RouterReconciler:
             await self._call_box(wire.OP_GET_STATE, route.dest, "touch=false")
         command = routers.PutRouter(name, route, from_seq, account)
         put = await self._ask_registry(command, routers.PutRouterResult)
-        if put.replaced is not None:
-            await self._detach(put.replaced)
+        if put.previous is not None:
+            await self._detach(put.previous)
         if not put.router.is_tied:
             try:
                 await self._attach(put.router, account)

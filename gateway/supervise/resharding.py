@@ -99,7 +99,7 @@ async def _build(
 async def _listen(reports: trio.lowlevel.FdStream) -> dict[str, str]:
     """Show the progress. Returns the last line of each kind."""
     last_lines: dict[str, str] = {}
-    with progress.shown("moving boxes", line=_log_progress) as report:
+    with progress.show_progress("moving boxes", line=_log_progress) as report:
         async with reports:
             async for line in lines(reports):
                 word, _, rest = line.partition(" ")

@@ -144,7 +144,7 @@ class Supervisor:
                 data_dir=directory.path,
                 shards=manifest.shards,
                 port=self._port,
-                log_format=logs.resolved_format(self.config.log_format),
+                log_format=logs.resolve_format(self.config.log_format),
             )
             self._run_dir = RunDir(self.config.run_dir)
             self._run_dir.open()

@@ -46,7 +46,7 @@ async def _answer(stream: trio.SocketStream, report: Callable[[], GatewayReport]
         try:
             async for data in stream:
                 receiver.space()[: len(data)] = data
-                for message in receiver.received(len(data)):
+                for message in receiver.parse(len(data)):
                     body = msgspec.json.encode(report())
                     frame = wire.frame(wire.REPLY, 0, message.op, message.id, _HEAD, len(body))
                     await stream.send_all(frame + body)

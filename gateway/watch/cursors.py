@@ -21,7 +21,7 @@ import orjson
 
 from gateway.watch.page import Place
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 from streams.protocol.payloads.appends import SEQ_MAX
 
 #: Two bits each: 24 bits. A generation is a time in milliseconds, or slightly larger: two generations of a
@@ -70,7 +70,7 @@ def decode_untrusted(text: str, field: str) -> Cursor:
         seqs = _check_seqs(orjson.loads(raw))
     except ValueError:  # of ASCII, of base64, of JSON and of the map
         raise InvalidRequest(
-            f"{field}: {shown(text)} is not a cursor this server gave", field=field
+            f"{field}: {quote(text)} is not a cursor this server gave", field=field
         ) from None
     marks = {box.decode(): mark for box, _, mark in _entries(raw) if len(mark) == _MARK_CHARS}
     return {box: CursorEntry(seq, marks.get(box, b"")) for box, seq in seqs.items()}

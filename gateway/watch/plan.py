@@ -85,7 +85,7 @@ def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_ma
         include_data=bool(params.flag("include_data", True)),
         consistency="strong" if consistency == "strong" else "eventual",
     )
-    params.done()
+    params.reject_unknown()
     start: Start = None if tail else cursors.CursorEntry(from_seq or 0)
     if last_event_id:
         start = cursors.decode_untrusted(last_event_id, "last-event-id").get(box, start)

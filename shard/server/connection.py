@@ -144,7 +144,7 @@ class Connection:
             if count == 0:
                 return
             self.received_ns = monotonic_ns()
-            await self._handle_all(receiver.received(count))
+            await self._handle_all(receiver.parse(count))
             while self._is_paused:
                 await server.wait_room()
             if server.engine is not None and server.engine.backpressure.exceeds():

@@ -38,7 +38,7 @@ from shard.transfer.boxes import Parts, ShardBuilder, begin_parts, end_parts, se
 from shard.transfer.move_hold import MoveHold
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 
 log = structlog.get_logger()
 
@@ -120,7 +120,7 @@ class Exports:
         elif op == wire.OP_EXPORT:
             self._begin(id, answer)
         elif not id or id != self._id or (op == wire.OP_EXPORT_RENEW and not self._is_open):
-            answer(NotFound(f"id: export {shown(id)} does not exist; it may have expired", field="id"))
+            answer(NotFound(f"id: export {quote(id)} does not exist; it may have expired", field="id"))
         elif op == wire.OP_EXPORT_RENEW:
             self._wake_up.set()
             answer({"id": id})

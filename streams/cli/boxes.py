@@ -138,7 +138,7 @@ def _put(target: Target, box: str, config: dict[str, Any], *, yes: bool, must_ex
                     f"{box} has {state.count:,} records. Delete those that exceed {limits}?", yes=yes
                 )
         put = handle.create(**config)
-    facts = {"box": put.box, "created": put.created, "config": put.config.shown()}
+    facts = {"box": put.box, "created": put.created, "config": put.config.to_fields()}
     output.show_facts(facts, as_json=target.as_json)
 
 
@@ -166,7 +166,7 @@ def show(target: Target, box: str) -> None:
 
     with target.client() as client:
         state = client.box(box).state()
-    facts = {**msgspec.to_builtins(state), "config": state.config.shown()}
+    facts = {**msgspec.to_builtins(state), "config": state.config.to_fields()}
     output.show_facts(
         {name: value for name, value in facts.items() if value is not None}, as_json=target.as_json
     )

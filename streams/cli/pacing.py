@@ -172,7 +172,7 @@ def throttle_copy(what: str, rate: int, exports: ShardExports | None) -> Iterato
         watches = [ShardWatch(server["recent_acks"]) for server in exports.servers if "recent_acks" in server]
         if len(watches) == len(exports.servers):  # earlier versions do not report acks: constant rate
             is_pressed = _pressure_check(exports, watches)
-    with progress.bytes_shown(what) as show:
+    with progress.show_bytes(what) as show:
         yield CopyThrottle(pace, is_pressed=is_pressed, show=show)
 
 

@@ -172,7 +172,7 @@ def _restore_objects(
     with closing(_open_directory(config.data_dir.absolute())) as directory:
         manifest = _manifest(chains[-1].base.slots, shard_count(chains), shards, scratches=len(chains))
         directory.commit(manifest)
-        with _open_confined_disk(directory) as disk, progress.shown("restore") as report:
+        with _open_confined_disk(directory) as disk, progress.show_progress("restore") as report:
             result = ObjectRestoreJob(
                 disk,
                 backups.store,
@@ -270,7 +270,7 @@ def _restore(
 
     manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
     directory.commit(manifest)
-    with _open_confined_disk(directory) as disk, progress.shown("restore") as report:
+    with _open_confined_disk(directory) as disk, progress.show_progress("restore") as report:
         result = RestoreJob(
             disk,
             Target(backups.store, disk),

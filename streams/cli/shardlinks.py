@@ -64,7 +64,7 @@ class ShardLink:
             count = self._socket.recv_into(self._receiver.space())
             if count == 0:
                 raise wire.WireError("the shard closed the connection")
-            for message in self._receiver.received(count):
+            for message in self._receiver.parse(count):
                 return message
 
 

@@ -1,4 +1,4 @@
-"""What you append (`Entry`), and the replies that only a client needs; the others are `protocol/messages`.
+"""`Entry`, the record to append, and replies that only a client decodes; `protocol/messages` has the others.
 
 Times are integer milliseconds since 1970. Fields that this version does not know are passed over, so a newer
 server can be read.

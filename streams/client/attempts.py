@@ -15,11 +15,11 @@ class Attempts:
         self._retry = retry
         self._is_repeatable = is_repeatable
         self._began_s = time.monotonic()
-        self._failed = 0
+        self._failed_count = 0
         self._was_uncertain = False
 
     def __repr__(self) -> str:
-        return f"<Attempts, {self._failed} failed>"
+        return f"<Attempts, {self._failed_count} failed>"
 
     def pause_s(self, error: StreamsError) -> float | None:
         """How long to wait after an attempt that failed with this. Without a further attempt it is None, and
@@ -27,14 +27,14 @@ class Attempts:
         self._was_uncertain = self._was_uncertain or isinstance(error, Uncertain)
         pause_s = self._retry.pause_s(
             error,
-            attempt=self._failed,
+            attempt=self._failed_count,
             spent_s=time.monotonic() - self._began_s,
             is_repeatable=self._is_repeatable,
             luck=random.random(),
         )
         if pause_s is None:
             self.check_last(error)
-        self._failed += 1
+        self._failed_count += 1
         return pause_s
 
     def check_last(self, error: StreamsError) -> None:

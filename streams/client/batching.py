@@ -1,4 +1,4 @@
-"""When a batch is full, when it is due, and what became of each of its records. Pure: no clock, no waiting.
+"""Batches of a producer: when one is full or due, and the outcome of each record. Pure: no clock, no waiting.
 
 A `Backlog` holds what was submitted and not yet taken, as batches in the order of submission: all are full
 but the last. Its bound is on what is *held*, that is submitted and not settled, so it covers the batch that
@@ -41,7 +41,7 @@ class Bounds:
 
 class Batch(Generic[F]):
     """Records that go together, and what became of them: runs of records, each with its first seq or the
-    error that all of it met. `flag` is what waiters wait for."""
+    error of all its records. Waiters wait for `flag`."""
 
     __slots__ = ("begun_s", "bytes", "count", "flag", "is_seen", "key", "records", "runs")
 
@@ -53,7 +53,7 @@ class Batch(Generic[F]):
         self.records: list[bytes] = []
         self.count = 0
         self.bytes = 0
-        #: Whether somebody has been told of a failure in it.
+        #: True if a caller has got a failure of this batch.
         self.is_seen = False
         #: (number of records up to the end of the run, first seq or error)
         self.runs: list[tuple[int, int | StreamsError]] = []
@@ -66,7 +66,7 @@ class Batch(Generic[F]):
         return self.runs[-1][0] if self.runs else 0
 
     def settle(self, count: int, outcome: int | StreamsError) -> None:
-        """What became of the next `count` records."""
+        """Set the outcome of the next `count` records."""
         end = self.settled_count + count
         assert end <= self.count, "no record is settled twice"
         self.runs.append((end, outcome))
@@ -89,7 +89,7 @@ class Backlog(Generic[F]):
         self._batches: deque[Batch[F]] = deque()
         self.held_records = 0
         self.held_bytes = 0
-        #: Somebody waits for all that is here: nothing lingers.
+        #: A flush waits for all records: no batch lingers.
         self.is_hurried = False
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """Waiting, and running things side by side: for tasks (trio, asyncio) and, with the same names, for threads.
 
-The client is written once, for tasks; its twin for threads is that text with `Async` taken out. What cannot
-be the same text is here. State that both kinds touch is guarded by a plain lock that is never held over a
-wait, which costs a task nothing.
+The client is written once, for tasks; its twin for threads is that text with `Async` taken out. The parts
+that differ are here. State that both kinds touch is guarded by a plain lock that is never held over a wait,
+which costs a task nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AsyncFlag:
         return self._event.is_set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it was set in time."""
+        """Return True if it was set in time."""
         with anyio.move_on_after(timeout_s):
             await self._event.wait()
         return self._event.is_set()
@@ -64,7 +64,7 @@ class Flag:
         return self._event.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it was set in time."""
+        """Return True if it was set in time."""
         return self._event.wait(timeout_s)
 
 
@@ -132,7 +132,7 @@ class AsyncCrew:
 
 class Crew:
     """Threads that end with the block, which waits for them. The first failure is raised there. A thread
-    cannot be ended from outside: who uses it has a flag that its work looks at."""
+    cannot be cancelled: the owner has a flag that its work checks."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -154,7 +154,7 @@ class Crew:
             self._failure = self._failure or failure
 
     def cancel(self) -> None:
-        """Nothing: see the flag of who uses it."""
+        """Does nothing: the owner has a flag for its threads."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -165,18 +165,18 @@ class Crew:
             raise self._failure
 
 
-def ashielded(seconds: float) -> AbstractContextManager[object]:
-    """For giving back what must be given back, even when the task was told to end; within this time."""
+def ashield(seconds: float) -> AbstractContextManager[object]:
+    """Run a block for up to `seconds` even when the task is cancelled, to release what it holds."""
     return anyio.move_on_after(seconds, shield=True)
 
 
-def shielded(seconds: float) -> AbstractContextManager[object]:
-    """Threads are not told to end; see `ashielded`."""
+def shield(seconds: float) -> AbstractContextManager[object]:
+    """Does nothing, because threads are not cancelled; see `ashield`."""
     return nullcontext()
 
 
 async def ain_thread(work: Callable[..., T], *args: Any) -> T:
-    """What blocks, out of the way of the other tasks."""
+    """Run a blocking call in a thread, so that other tasks go on."""
     return await anyio.to_thread.run_sync(lambda: work(*args))
 
 

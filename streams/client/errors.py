@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a server, and a server's own errors out of its answers.
+"""Errors between a client and a server, and the server's errors decoded from its answers.
 
 Every error is in one of the three families of `streams.protocol.errors`, so `except streams.Busy` is
 complete: `Refused` change the request, `Busy` try later, `Uncertain` it may have happened.
@@ -35,7 +35,7 @@ class AnswerLost(Uncertain):
 
 
 class NotAnAnswer(StreamsError):
-    """What answers at this address is not a streams server."""
+    """The server at this address is not a streams server."""
 
     code = "not_an_answer"
 
@@ -52,7 +52,7 @@ class NotJson(Refused, ValueError):
     code = "not_json"
 
     def inside(self, outer: str) -> NotJson:
-        """The same error with its place inside of another."""
+        """Return this error with its place inside an outer value."""
         return NotJson(f"{outer}.{self.message}", place=f"{outer}.{self.detail['place']}")
 
 
@@ -74,7 +74,7 @@ _decode_failure = msgspec.json.Decoder(_Failure).decode
 
 
 def error_of(status: int, body: bytes, *, retry_after: str = "", url: str = "") -> StreamsError:
-    """The error that an answer with this status stands for, in its family."""
+    """Return the error for an answer with this status, in its family."""
     try:
         fault = _decode_failure(body).error
     except msgspec.DecodeError:
@@ -89,13 +89,13 @@ def error_of(status: int, body: bytes, *, retry_after: str = "", url: str = "") 
 
 
 def class_of(code: str, detail: Mapping[str, Any]) -> type[StreamsError]:
-    """The class of a server's error. One code stands for a record and for a write that are too large."""
+    """The class of a server's error. One code covers a record and a write that are too large."""
     if code == RecordTooLarge.code and "cap_records" in detail:
         return WriteOverCap
     return BY_CODE.get(code, StreamsError)
 
 
-#: What passes with a restart, which takes less than the second that is the least a header can say.
+#: Errors that end with a restart, which takes less than a second, the least that the header can express.
 _HEADER_IS_COARSE = frozenset({"shard_unavailable", "not_ready", "shutting_down"})
 
 

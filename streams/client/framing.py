@@ -4,7 +4,7 @@ A snapshot is one record, or several when it is big, all with the tag `snapshot`
 which snapshot they are a part of and which seq it covers: the state of all records up to there. The first
 part stands at the next seq (`match_seq` sees to it), so no record is between what is covered and the parts.
 Records of other writers may stand between the parts. The write of the last part trims what is covered, in the
-same atomic step: whoever finds that something was trimmed finds a whole snapshot. Parts without a last one
+same atomic step: a reader that finds trimmed records finds a whole snapshot. Parts without a last one
 are of a writer that died; they mean nothing.
 """
 
@@ -59,11 +59,11 @@ def part_of(record: Record) -> Part | None:
     """None for a record that is not part of a snapshot."""
     if record.tag != TAG:
         return None
-    found = record.meta.get("snapshot")
-    if not isinstance(found, dict):
+    fields = record.meta.get("snapshot")
+    if not isinstance(fields, dict):
         return None
     try:
-        return Part(str(found["id"]), int(found["part"]), int(found["parts"]), int(found["covers"]))
+        return Part(str(fields["id"]), int(fields["part"]), int(fields["parts"]), int(fields["covers"]))
     except (KeyError, TypeError, ValueError):
         return None
 

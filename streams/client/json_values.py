@@ -59,8 +59,8 @@ def _may_hold_nan(value: Any) -> bool:
 
 
 def _check(value: Any, place: str) -> None:
-    for found, where in _values_of(value, place):
-        problem = _problem_with(found)
+    for inner, where in _values_of(value, place):
+        problem = _problem_with(inner)
         if problem:
             raise NotJson(f"{where}: {problem}", place=where)
 

@@ -1,4 +1,4 @@
-"""What can be given by name, as types: a checker finds a typing error before a server does."""
+"""Keyword arguments of the client, as types: a type checker finds an error before the server does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streams.protocol.model.boxes import Durability
 
 
 class Times(TypedDict, total=False):
-    """Whose time a record has."""
+    """How the time of a record is chosen: arrival or the client's."""
 
     mode: Literal["arrival", "client-prefer", "client-require"]
     uncapped: bool
@@ -42,7 +42,7 @@ class BoxSettings(TypedDict, total=False):
 
 
 class WriteFields(TypedDict, total=False):
-    """What a write can say beside its records."""
+    """Options of an append besides its records."""
 
     match_seq: int | None
     fencing_token: str | None

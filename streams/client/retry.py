@@ -41,8 +41,8 @@ class Retry:
         is from 0 to 1."""
         if not self._may_repeat(error, is_repeatable):
             return None
-        doubled = self.pause_s_first * 2 ** min(attempt, 30)
-        pause_s = min(doubled, self.pause_s_max) * (1 - luck / 2)
+        backoff_s = self.pause_s_first * 2 ** min(attempt, 30)
+        pause_s = min(backoff_s, self.pause_s_max) * (1 - luck / 2)
         asked_ms = error.detail.get("retry_after_ms")
         if isinstance(asked_ms, int):
             pause_s = max(pause_s, asked_ms / 1000)

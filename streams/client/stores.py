@@ -87,7 +87,7 @@ class ObjectStore:
             return None
 
     def names(self) -> list[str]:
-        return sorted(str(found["path"]) for page in self._store.list() for found in page)
+        return sorted(str(entry["path"]) for page in self._store.list() for entry in page)
 
     def drop(self, name: str) -> None:
         self._store.delete(name)

@@ -1,7 +1,7 @@
-"""The only file that knows the HTTP library. It sends one request once, and says what became of it:
+"""Sends one request once. The only file that uses the HTTP library.
 
-an `Answer`, whatever its status; `Unreachable` when nothing was sent; `AnswerLost` when something was and no
-whole answer came. It never repeats and never follows: `retry.py` decides that.
+The result is an `Answer` of any status, `Unreachable` when nothing was sent, or `AnswerLost` when the request
+was sent and no whole answer came. It never retries and never follows a redirect: `retry.py` decides that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from streams import __version__
 from streams.client.errors import AnswerLost, NotAnAnswer, Unreachable
 from streams.protocol.errors import InvalidRequest, StreamsError
 
-#: The gateway gives up on a shard after 60 s and says so; whoever waits longer gets that answer.
+#: The gateway gives up on a shard after 60 s and answers so; the client waits a little longer for that
+#: answer.
 ANSWER_S = 65.0
 CONNECT_S = 5.0
 #: Connections that a client keeps. Each is one request at a time: readers, workers and producers have one
@@ -67,7 +68,7 @@ def _timeout(answer_s: float) -> httpx2.Timeout:
     return httpx2.Timeout(answer_s, connect=CONNECT_S, pool=CONNECT_S)
 
 
-def _translated(error: Exception, url: str) -> StreamsError:
+def _translate(error: Exception, url: str) -> StreamsError:
     what = f"{error}" or type(error).__name__
     if isinstance(error, _NOT_SENT):
         return Unreachable(f"{url} cannot be reached ({what})", url=url)
@@ -82,7 +83,7 @@ def _translating(url: str) -> Iterator[None]:
     try:
         yield
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise _translated(error, url) from error
+        raise _translate(error, url) from error
 
 
 def _request_options(
@@ -91,8 +92,8 @@ def _request_options(
     return {"content": body, "headers": headers, "timeout": _timeout(answer_s)}
 
 
-def _whole(found: httpx2.Response) -> Answer:
-    return Answer(found.status_code, found.headers, found.content)
+def _whole(response: httpx2.Response) -> Answer:
+    return Answer(response.status_code, response.headers, response.content)
 
 
 class _AsyncStream:
@@ -116,11 +117,11 @@ class _AsyncStream:
         self._http = http
         self._url = url
         self._request = (method, path, headers, silence_s)
-        self._found: httpx2.Response | None = None
+        self._response: httpx2.Response | None = None
         self._pieces: AsyncGenerator[bytes, None] | None = None
         self._open_streams = open_streams
         self._is_closing = False
-        self._closed = anyio.Event()
+        self._close_event = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<_AsyncStream {self._request[:2]}>"
@@ -131,35 +132,35 @@ class _AsyncStream:
         try:
             with _translating(self._url):
                 request = self._http.build_request(method, path, headers=headers, timeout=_timeout(silence_s))
-                self._found = found = await self._http.send(request, stream=True)
-                body = b"" if found.is_success else await found.aread()
+                self._response = response = await self._http.send(request, stream=True)
+                body = b"" if response.is_success else await response.aread()
         except BaseException:
             await self.aclose()
             raise
-        self._pieces = found.aiter_raw()
-        return Answer(found.status_code, found.headers, body), self._pieces
+        self._pieces = response.aiter_raw()
+        return Answer(response.status_code, response.headers, body), self._pieces
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
         if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
-            raise _translated(error, self._url) from error
+            raise _translate(error, self._url) from error
 
     async def aclose(self) -> None:
         """Close the answer, or wait until another task has closed it."""
         if self._is_closing:
-            await self._closed.wait()
+            await self._close_event.wait()
             return
         self._is_closing = True
         try:
             if self._pieces is not None and not getattr(self._pieces, "ag_running", False):
                 await self._pieces.aclose()
-            if self._found is not None:
-                await self._found.aclose()
+            if self._response is not None:
+                await self._response.aclose()
         finally:
             self._open_streams.discard(self)
-            self._closed.set()
+            self._close_event.set()
 
 
 class AsyncTransport:
@@ -226,10 +227,10 @@ class Transport:
         timeout = _timeout(silence_s)
         with (
             _translating(self.url),
-            self._http.stream(method, path, headers=headers, timeout=timeout) as found,
+            self._http.stream(method, path, headers=headers, timeout=timeout) as response,
         ):
-            body = b"" if found.is_success else found.read()
-            yield Answer(found.status_code, found.headers, body), found.iter_raw()
+            body = b"" if response.is_success else response.read()
+            yield Answer(response.status_code, response.headers, body), response.iter_raw()
 
     def close(self) -> None:
         self._http.close()

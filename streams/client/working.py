@@ -1,4 +1,4 @@
-"""What a worker's handler may say, and how long a failed job waits. Pure."""
+"""Results of a worker's handler, the delay of a failed job, and statistics. Pure."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The shard wire from plain blocking sockets, without the gateway: for heavy producers and for tasks of a
 data pipeline on the server's machine. No event loop is needed.
 
-    links.py      one connection to one shard
-    ways.py       which shard owns a box, connections to all of them, what is tried again
-    writer.py     `ShardWriter`: appends as over HTTP
-    shards.py     `Shards`: many boxes and many records at a time, transactions
-    runs.py       what a scan brings: stretches of stored records
-    parcels.py    `Parcel`: what one task writes of a transaction, with several messages on the way
+    links.py                one connection to one shard
+    shard_connections.py    connections to all shards, placement of boxes, retries
+    writer.py               `ShardWriter`: appends as over HTTP
+    shards.py               `Shards`: many boxes and many records at a time, transactions
+    runs.py                 pages of a scan: runs of stored records
+    parcels.py              `Parcel`: the rows of one task in a transaction, with several messages in flight
 """
 
 from streams.direct.links import BoxMoved
@@ -24,14 +24,14 @@ from streams.protocol.messages.bulk import (
     TxnPutReply,
     TxnState,
 )
-from streams.protocol.payloads.packed import Packed, pack
+from streams.protocol.payloads.packed import PackedColumns, pack
 
 __all__ = [
     "BoxMoved",
     "BoxPosition",
     "BoxResult",
     "CommittedEpoch",
-    "Packed",
+    "PackedColumns",
     "Parcel",
     "PendingTxn",
     "Run",

@@ -1,7 +1,7 @@
 """One connection to one shard, from a plain blocking socket.
 
-Several requests may be on the way at once; answers come in the order in which they get ready, and each is
-kept for whoever asked.
+Several requests may be in flight at once; answers come in the order in which they are ready, and the link
+keeps each for its caller.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BoxMoved(Busy):
 
 
 class Link:
-    """One connection to one shard, at the path of a Unix socket or at host:port. Whoever uses it holds its
+    """One connection to one shard, at the path of a Unix socket or at host:port. The caller holds its
     `lock`."""
 
     def __init__(self, path: str, key: str = "") -> None:
@@ -45,13 +45,13 @@ class Link:
         self._ids = 0
         #: Requests without an answer yet, and answers that nobody has taken yet: together at most as many as
         #: their senders have on the way.
-        self._asked: set[int] = set()
+        self._open_ids: set[int] = set()
         self._answers: dict[int, wire.Message] = {}
         #: How often it was connected. An answer to a request of another connection will never come.
         self.life = 0
 
     def __repr__(self) -> str:
-        return f"<Link {self._path} {'up' if self._sock else 'down'}, {len(self._asked)} on the way>"
+        return f"<Link {self._path} {'up' if self._sock else 'down'}, {len(self._open_ids)} on the way>"
 
     @property
     def is_up(self) -> bool:
@@ -65,7 +65,7 @@ class Link:
         except OSError as error:
             raise Unreachable(f"{self._path}: {error.strerror or error}", path=self._path) from error
         self._sock, self._receiver = sock, wire.Receiver()
-        self._asked, self._answers = set(), {}
+        self._open_ids, self._answers = set(), {}
         self.life += 1
         try:
             self.call(wire.OP_HELLO, b"", (self._key.encode(),), answer_s=CONNECT_S)
@@ -97,13 +97,13 @@ class Link:
         with self._broken_by_failure():
             sock.settimeout(answer_s)
             _send_all(sock, [memoryview(frame), *views])
-        self._asked.add(self._ids)
+        self._open_ids.add(self._ids)
         return self._ids
 
     def wait(self, id: int, *, answer_s: float = ANSWER_S) -> wire.Message:
         """The answer to a request, however many others come before it."""
         sock = self._sock
-        if sock is None or (id not in self._asked and id not in self._answers):
+        if sock is None or (id not in self._open_ids and id not in self._answers):
             raise AnswerLost(f"{self._path}: the connection was lost", path=self._path)
         with self._broken_by_failure():
             sock.settimeout(answer_s)
@@ -111,9 +111,9 @@ class Link:
                 count = sock.recv_into(self._receiver.space())
                 if count == 0:
                     raise ConnectionResetError("the shard closed the connection")
-                for message in self._receiver.received(count):
-                    if message.kind == wire.REPLY and message.id in self._asked:
-                        self._asked.remove(message.id)
+                for message in self._receiver.parse(count):
+                    if message.kind == wire.REPLY and message.id in self._open_ids:
+                        self._open_ids.remove(message.id)
                         self._answers[message.id] = message
         message = self._answers.pop(id)
         if message.flags & wire.FAILED:
@@ -139,7 +139,7 @@ class Link:
 
 
 def error_of_failure(code: str, message: str, detail: dict[str, object]) -> StreamsError:
-    """The error that a shard has told of."""
+    """Return the error that a shard has reported."""
     kind = BoxMoved if code == BoxMoved.code else class_of(code, detail)
     return kind(message, **detail)
 
@@ -147,13 +147,13 @@ def error_of_failure(code: str, message: str, detail: dict[str, object]) -> Stre
 def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
     """All in one call when the socket takes them; nothing is copied to be framed."""
     # Not `streams.unsent`: this socket blocks, so nothing is ever left to be sent later.
-    sent = sock.sendmsg(pieces)
+    sent_bytes = sock.sendmsg(pieces)
     for piece in pieces:
-        if sent < len(piece):
-            sock.sendall(piece[sent:])
-            sent = 0
+        if sent_bytes < len(piece):
+            sock.sendall(piece[sent_bytes:])
+            sent_bytes = 0
         else:
-            sent -= len(piece)
+            sent_bytes -= len(piece)
 
 
 def _open_socket(path: str) -> socket.socket:

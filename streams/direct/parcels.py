@@ -1,11 +1,10 @@
-"""`Parcel`: what one attempt of one task writes of a transaction, with several messages on the way.
+"""`Parcel`: the rows that one attempt of one task writes in a transaction, with several messages in flight.
 
 A transaction of one epoch has many parcels, one for each attempt of a task. A `Parcel` is the part of one for
 one shard. It is sent in numbered chunks (op 90, `TxnPut`); the shard holds them, shown to nobody
 (`shard/core/transactions/handlers.py`). The commit (op 91, `Shards.txn_commit`) names the parcels that count,
 each with its number of chunks; all others are dropped. So a parcel that was begun and left has no effect.
 
-(A parcel of the router's carrier, in `streams/protocol/messages/forwards.py`, is another thing.)
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from streams.direct.shards import Shards, encode_put
 from streams.protocol import wire
 from streams.protocol.errors import Busy, Uncertain
 from streams.protocol.messages.bulk import Txn, TxnPutReply
-from streams.protocol.payloads.packed import Packed
+from streams.protocol.payloads.packed import PackedColumns
 
 
-class _OnTheWay(NamedTuple):
+class _InFlightChunk(NamedTuple):
     link: Link
     #: Of the connection that it was sent on.
     life: int
     id: int
     chunk: int
-    packed: Packed
+    columns: PackedColumns
 
 
 class Parcel:
     """Puts chunks of one parcel to one shard, at most `depth` of them without an answer.
 
-    What a lost connection leaves open is put again under its number, which the shard takes once. `close`
-    waits for the last answer and returns how many chunks there are, for the commit.
+    After a lost connection, unanswered chunks are sent again under their numbers; the shard takes each once.
+    `close` waits for the last answer and returns how many chunks there are, for the commit.
     """
 
     def __init__(self, shards: Shards, shard: int, txn: Txn, name: str, *, depth: int = 2) -> None:
@@ -45,7 +44,7 @@ class Parcel:
         self._txn = txn
         self.name = name
         self._depth = depth
-        self._sent: deque[_OnTheWay] = deque()
+        self._in_flight: deque[_InFlightChunk] = deque()
         self.chunks = 0
         self.records = 0
         #: The epoch was committed by an earlier run: there is nothing to write.
@@ -53,37 +52,37 @@ class Parcel:
 
     def __repr__(self) -> str:
         return (
-            f"<Parcel {self.name} to shard {self._shard}: {self.chunks} chunks, {len(self._sent)} on the way>"
+            f"<Parcel {self.name} to shard {self._shard}: {self.chunks} chunks, {len(self._in_flight)} sent>"
         )
 
-    def put(self, packed: Packed) -> None:
-        """Returns when at most `depth` chunks are without an answer. `packed` stays as it is until then."""
-        while len(self._sent) >= self._depth:
+    def put(self, columns: PackedColumns) -> None:
+        """Returns when at most `depth` chunks are without an answer. `columns` stays as it is until then."""
+        while len(self._in_flight) >= self._depth:
             self._settle()
         chunk = self.chunks
         self.chunks += 1
-        self.records += packed.count
-        head = encode_put(self._txn, self.name, chunk, packed)
+        self.records += columns.count
+        head = encode_put(self._txn, self.name, chunk, columns)
         try:
-            link = self._shards.ways.to_shard(self._shard, packed.boxes)
+            link = self._shards.connections.to_shard(self._shard, columns.boxes)
             with link.lock:
-                id = link.send(wire.OP_TXN_PUT, head, packed.buffers())
+                id = link.send(wire.OP_TXN_PUT, head, columns.buffers())
                 life = link.life
         except (Busy, Uncertain):  # nothing is on the way: the patient road
-            self._note(self._shards.txn_put(self._shard, self._txn, self.name, chunk, packed))
+            self._note(self._shards.txn_put(self._shard, self._txn, self.name, chunk, columns))
             return
-        self._sent.append(_OnTheWay(link, life, id, chunk, packed))
+        self._in_flight.append(_InFlightChunk(link, life, id, chunk, columns))
 
     def _settle(self) -> None:
         """Waits for the answer to the oldest chunk."""
-        sent = self._sent.popleft()
+        oldest = self._in_flight.popleft()
         try:
-            with sent.link.lock:
-                if sent.link.life != sent.life:
+            with oldest.link.lock:
+                if oldest.link.life != oldest.life:
                     raise Uncertain("the connection was lost")
-                message = sent.link.wait(sent.id)
+                message = oldest.link.wait(oldest.id)
         except (Busy, Uncertain):
-            answer = self._shards.txn_put(self._shard, self._txn, self.name, sent.chunk, sent.packed)
+            answer = self._shards.txn_put(self._shard, self._txn, self.name, oldest.chunk, oldest.columns)
         else:
             answer = msgspec.msgpack.decode(message.body, type=TxnPutReply)
         self._note(answer)
@@ -93,6 +92,6 @@ class Parcel:
 
     def close(self) -> int:
         """How many chunks the shard holds of this parcel."""
-        while self._sent:
+        while self._in_flight:
             self._settle()
         return self.chunks

@@ -1,4 +1,4 @@
-"""What a scan brings: stretches of stored records as buffers, to be made into columns without a loop."""
+"""Pages of a scan: runs of stored records as buffers, ready to become columns without a loop."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ScanPage(msgspec.Struct, kw_only=True, gc=False):
     generation: int
     head_seq: int
     earliest_seq: int
-    #: What was lost between the cursor and the first run.
+    #: The loss between the cursor and the first run.
     tombstone: Tombstone | None
     runs: list[Run]
 

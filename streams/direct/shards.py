@@ -2,7 +2,7 @@
 
 Every method blocks until it has its answer, and tries again like the rest of the client; each of these calls
 may be repeated. Where a shard is named, it is by its number in `placement()`; rows for boxes that this shard
-does not own are refused with `Moved` before anything is sent, and then the caller sorts them anew.
+does not own are refused with `BoxMoved` before anything is sent, and then the caller sorts them anew.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 
 from streams.client.retry import Retry
 from streams.direct.runs import ScanPage, read_page
-from streams.direct.ways import Access, Closing, Ways
+from streams.direct.shard_connections import Access, Closing, ShardConnections
 from streams.protocol import wire
 from streams.protocol.messages import bulk
 from streams.protocol.messages.bulk import BoxPosition, BoxResult, Txn, TxnCommitReply, TxnPutReply, TxnState
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.names import check_readable_name
 from streams.protocol.payloads import scans
-from streams.protocol.payloads.packed import Buffer, Packed
+from streams.protocol.payloads.packed import Buffer, PackedColumns
 
 T = TypeVar("T")
 
@@ -42,59 +42,60 @@ class ScanOptions(TypedDict, total=False):
 class Shards(Closing):
     def __init__(self, url: str | None = None, **access: Unpack[Access]) -> None:
         """`url`: of a gateway, as for `streams.Client`."""
-        self.ways = Ways(url, **access)
-        self.retry = self.ways.retry
+        self.connections = ShardConnections(url, **access)
+        self.retry = self.connections.retry
 
     def __repr__(self) -> str:
-        return f"<Shards {self.ways!r}>"
+        return f"<Shards {self.connections!r}>"
 
     def close(self) -> None:
-        self.ways.close()
+        self.connections.close()
 
     # -- finding
 
     def placement(self) -> Placement:
         """The map of slots to shards, as it is known here."""
-        return self.ways.placement()
+        return self.connections.placement()
 
     @property
     def count(self) -> int:
         return self.placement().shards
 
     def shard_of(self, box: str) -> int:
-        return self.ways.owner(check_readable_name(box))
+        return self.connections.owner(check_readable_name(box))
 
     def states(self, *, prefix: str = "", boxes: Sequence[str] | None = None) -> list[BoxPosition]:
-        """Where boxes stand, sorted by name: those with this prefix, or those of `boxes` that are there."""
-        found: list[BoxPosition] = []
+        """Return positions of boxes, sorted by name: those with this prefix, or those of `boxes` that
+        exist."""
+        positions: list[BoxPosition] = []
         if boxes is not None and len(boxes) > bulk.STATES_MAX:
             for at in range(0, len(boxes), bulk.STATES_MAX):
-                found += self.states(boxes=boxes[at : at + bulk.STATES_MAX])
-            return sorted(found, key=lambda position: position.box)
+                positions += self.states(boxes=boxes[at : at + bulk.STATES_MAX])
+            return sorted(positions, key=lambda position: position.box)
         for shard, names in self._by_shard(boxes):
             after = ""
             while True:
-                asked = bulk.States(prefix, after, bulk.STATES_MAX, names)
-                page = self._ask(wire.OP_STATES, shard, _encode(asked), (), bulk.Positions, names or ())
-                found += page.boxes
+                request = bulk.States(prefix, after, bulk.STATES_MAX, names)
+                page = self._ask(wire.OP_STATES, shard, _encode(request), (), bulk.Positions, names or ())
+                positions += page.boxes
                 if not page.more:
                     break
                 after = page.boxes[-1].box
-        return sorted(found, key=lambda position: position.box)
+        return sorted(positions, key=lambda position: position.box)
 
-    def locate(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    def locate(self, times: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """For each box its generation and the first seq with `$ts` at or after this time, `head_seq + 1` when
         no record is that new. Boxes that are not there are left out."""
-        found: dict[str, tuple[int, int]] = {}
-        for shard, names in self._by_shard(list(wanted)):
+        places: dict[str, tuple[int, int]] = {}
+        for shard, names in self._by_shard(list(times)):
             for at in range(0, len(names or ()), bulk.LOCATE_MAX):
                 some = (names or [])[at : at + bulk.LOCATE_MAX]
-                asked = bulk.Locate([(name, wanted[name]) for name in some])
-                answer = self._ask(wire.OP_LOCATE, shard, _encode(asked), (), bulk.LocateReply, some)
-                found.update(
+                request = bulk.Locate([(name, times[name]) for name in some])
+                answer = self._ask(wire.OP_LOCATE, shard, _encode(request), (), bulk.LocateReply, some)
+                places.update(
                     {name: place for name, place in zip(some, answer.seqs, strict=True) if place is not None}
                 )
-        return found
+        return places
 
     def _by_shard(self, boxes: Sequence[str] | None) -> list[tuple[int, list[str] | None]]:
         if boxes is None:
@@ -139,31 +140,31 @@ class Shards(Closing):
         meta: bool = True,
     ) -> ScanPage:
         """One page of a scan; the next begins at its `next_from_seq`."""
-        wanted = scans.DATA * data + scans.TAGS * tags + scans.NODES * nodes + scans.META * meta
+        columns = scans.DATA * data + scans.TAGS * tags + scans.NODES * nodes + scans.META * meta
         head = _encode(
-            scans.ScanHead(check_readable_name(box), from_seq, to_seq, generation, max_bytes, wanted)
+            scans.ScanHead(check_readable_name(box), from_seq, to_seq, generation, max_bytes, columns)
         )
-        message = self.ways.call_box(box, wire.OP_SCAN, head, ())
+        message = self.connections.call_box(box, wire.OP_SCAN, head, ())
         return read_page(box, message.head, message.body)
 
     # -- writing
 
-    def put_columns(self, packed: Packed, *, idempotency_key: str | None = None) -> list[BoxResult]:
+    def put_columns(self, columns: PackedColumns, *, idempotency_key: str | None = None) -> list[BoxResult]:
         """Appends rows to boxes that one shard owns: a result for each box, in their order. A row that is not
         valid refuses them all. Without a key one is made up, so that what is tried again is written once; an
         empty one does without."""
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
-        shard = self.shard_of(packed.boxes[0])
-        head = _encode(packed.head(key))
+        shard = self.shard_of(columns.boxes[0])
+        head = _encode(columns.head(key))
         answer = self._ask(
-            wire.OP_PUT_COLUMNS, shard, head, packed.buffers(), bulk.PutColumnsReply, packed.boxes
+            wire.OP_PUT_COLUMNS, shard, head, columns.buffers(), bulk.PutColumnsReply, columns.boxes
         )
         return answer.results
 
-    def txn_put(self, shard: int, txn: Txn, parcel: str, chunk: int, packed: Packed) -> TxnPutReply:
+    def txn_put(self, shard: int, txn: Txn, parcel: str, chunk: int, columns: PackedColumns) -> TxnPutReply:
         """Gives rows to a shard to hold. (`Parcel` numbers the chunks, and has several on the way.)"""
-        head = encode_put(txn, parcel, chunk, packed)
-        return self._ask(wire.OP_TXN_PUT, shard, head, packed.buffers(), TxnPutReply, packed.boxes)
+        head = encode_put(txn, parcel, chunk, columns)
+        return self._ask(wire.OP_TXN_PUT, shard, head, columns.buffers(), TxnPutReply, columns.boxes)
 
     def txn_commit(
         self,
@@ -174,9 +175,9 @@ class Shards(Closing):
         retry: Retry | None = None,
         dry: bool = False,
     ) -> TxnCommitReply:
-        """Shows exactly these parcels, in this order; of each so many chunks must be held. Every shard that
-        boxes of the writer live on should be told, also those that have none of the parcels: then all of
-        them know that the epoch is over. A `dry` one raises what a commit would, and changes nothing."""
+        """Shows exactly these parcels, in this order; of each so many chunks must be held. Send it to every
+        shard that owns boxes of the writer, also to those without parcels: then all of them know that the
+        epoch is committed. A `dry` one raises what a commit would, and changes nothing."""
         head = _encode(bulk.TxnCommitHead(txn, list(parcels), dry))
         return self._ask(wire.OP_TXN_COMMIT, shard, head, (), TxnCommitReply, (), retry)
 
@@ -189,7 +190,7 @@ class Shards(Closing):
         return self._ask(wire.OP_TXN_ABORT, shard, head, (), bulk.TxnAbortReply)
 
     def txn_list(self, shard: int, *, prefix: str = "") -> TxnState:
-        """What the shard holds, and the last epoch of each writer that it has committed."""
+        """Return uncommitted transactions, and the last committed epoch of each writer."""
         return self._ask(wire.OP_TXN_LIST, shard, _encode(bulk.TxnListHead(prefix)), (), TxnState)
 
     def _ask(
@@ -203,12 +204,12 @@ class Shards(Closing):
         retry: Retry | None = None,
     ) -> T:
         def ask() -> wire.Message:
-            return self.ways.to_shard(shard, boxes).locked_call(op, head, body)
+            return self.connections.to_shard(shard, boxes).locked_call(op, head, body)
 
-        message = self.ways.attempt(ask, retry, follows=False)
+        message = self.connections.attempt(ask, retry, follows=False)
         return msgspec.msgpack.decode(message.body, type=kind)
 
 
-def encode_put(txn: Txn, parcel: str, chunk: int, packed: Packed) -> bytes:
+def encode_put(txn: Txn, parcel: str, chunk: int, columns: PackedColumns) -> bytes:
     """The head of a put; its body is that of the packed columns."""
-    return _encode(bulk.TxnPutHead(txn, parcel, chunk, packed.head()))
+    return _encode(bulk.TxnPutHead(txn, parcel, chunk, columns.head()))

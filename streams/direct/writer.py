@@ -17,21 +17,21 @@ from streams.client.answers import Entry
 from streams.client.batching import Bounds
 from streams.client.options import ProducerBounds, WriteFields
 from streams.client.retry import Retry
+from streams.direct.shard_connections import Access, Closing
 from streams.direct.shards import Shards
-from streams.direct.ways import Access, Closing
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages.bulk import BoxResult
 from streams.protocol.messages.replies import AppendReply, BoxState
 from streams.protocol.model.names import check_box_name
-from streams.protocol.payloads.packed import Packed
+from streams.protocol.payloads.packed import PackedColumns
 
 
 class ShardWriter(Closing):
     """Appends straight to the shards that own the boxes."""
 
     def __init__(self, url: str | None = None, **access: Unpack[Access]) -> None:
-        #: The same connections, for much at a time.
+        #: Bulk operations over the same connections.
         self.shards = Shards(url, **access)
         self.retry = self.shards.retry
 
@@ -69,14 +69,14 @@ class ShardWriter(Closing):
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> AppendReply:
-        """The same with each record as the JSON of an `Entry`."""
+        """Append records that are JSON of an `Entry` each."""
         body = answers.append_body(records, key, fields)
         message = self._call(wire.OP_APPEND, box, {"return_seqs": "false"}, body, retry or self.retry)
         return answers.decode(message.body, AppendReply)
 
-    def put_columns(self, packed: Packed, *, idempotency_key: str | None = None) -> list[BoxResult]:
+    def put_columns(self, columns: PackedColumns, *, idempotency_key: str | None = None) -> list[BoxResult]:
         """As `Shards.put_columns`: many boxes of one shard in one message. Without a key one is made up."""
-        return self.shards.put_columns(packed, idempotency_key=idempotency_key or uuid.uuid4().hex)
+        return self.shards.put_columns(columns, idempotency_key=idempotency_key or uuid.uuid4().hex)
 
     def state(self, box: str) -> BoxState:
         message = self._call(wire.OP_GET_STATE, box, {"touch": "false"}, b"", self.retry)
@@ -96,11 +96,11 @@ class ShardWriter(Closing):
 
     def _call(self, op: int, box: str, query: Mapping[str, str], body: bytes, retry: Retry) -> wire.Message:
         head = wire.head_encoder.encode(wire.RequestHead(check_box_name(box), urlencode(query)))
-        return self.shards.ways.call_box(box, op, head, (body,), retry)
+        return self.shards.connections.call_box(box, op, head, (body,), retry)
 
 
 class _DirectBox:
-    """What a producer sends its batches to."""
+    """The destination of a producer's batches."""
 
     def __init__(self, writer: ShardWriter, name: str) -> None:
         self._writer = writer

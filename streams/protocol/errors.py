@@ -1,11 +1,11 @@
-"""The error taxonomy: who has to move next.
+"""All errors, in three families by the next step of the client.
 
 `Refused`    change the request; nothing happened.
 `Busy`       try again later; nothing happened.
 `Uncertain`  it may have happened; repeat with the same idempotency key.
 
-A leaf is a fact. Its `code` is what clients match on and never changes; its docstring is the message
-used when the raiser has nothing better to say. HTTP statuses live in `gateway/requests/errors.py`, not here.
+Clients match on `code`, which never changes. The docstring of a class is its default message. HTTP statuses
+are in `gateway/requests/errors.py`.
 """
 
 from __future__ import annotations
@@ -265,11 +265,11 @@ class OutcomeUnknown(Uncertain):
 
 
 def _leaves(family: type[StreamsError]) -> list[type[StreamsError]]:
-    found: list[type[StreamsError]] = []
+    classes: list[type[StreamsError]] = []
     for child in family.__subclasses__():
-        found.append(child)
-        found.extend(_leaves(child))
-    return found
+        classes.append(child)
+        classes.extend(_leaves(child))
+    return classes
 
 
 #: code -> the class raised for it, so that an error keeps its family across the wire. A code shared by

@@ -1,4 +1,4 @@
-"""The shard wire, sans-IO: bytes in, messages out, and back. The same for gateway, direct writers and tasks.
+"""The shard wire, sans-IO: bytes in, messages out, and back. Gateways, direct writers and tasks use it.
 
     0        4    5     6     8          16         20
     ┌────────┬────┬─────┬─────┬──────────┬──────────┬────── head length ──────┬──── the rest ────┐
@@ -50,9 +50,9 @@ OP_GET_TAIL = 23
 OP_DELETE_RECORDS = 24
 OP_SET_FENCE = 25
 OP_STATS = 30
-#: Whoever asked the question with this id waits for its answer no longer.
+#: The sender of the request with this id no longer waits for its reply.
 OP_FORGET = 31
-#: The gateway has no room for pages; and has it again. Neither is answered. A connection begins with room.
+#: The gateway has no memory for pages, and has it again. Neither gets a reply. A connection starts with room.
 OP_HOLD_PAGES = 32
 OP_SEND_PAGES = 33
 OP_FOLLOW = 40
@@ -94,13 +94,13 @@ OP_REPORT = 120
 OP_PING = 121
 OP_EXCHANGE_USE = 122
 
-#: What is refused when a shard cannot keep up.
+#: Ops that a shard refuses when it cannot keep up.
 WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
 
-#: What belongs to the key that began a transaction.
+#: Ops that belong to the key that began a transaction.
 TXN_OPS = frozenset((OP_TXN_PUT, OP_TXN_COMMIT, OP_TXN_ABORT, OP_TXN_LIST))
 
-#: What a shard may hold back until there is something to tell, and may be asked to forget.
+#: Ops that may wait for data on the shard, and that `OP_FORGET` ends.
 WAITING_OPS = frozenset((OP_DIFF, OP_FOLLOW, OP_CLAIM, OP_READ_STREAM))
 
 #: Ops whose answers can be large: a shard answers them when the connection has room. The end of a stream of
@@ -131,14 +131,14 @@ class WireError(Exception):
 
 
 class RequestHead(msgspec.Struct, array_like=True, gc=False):
-    """What a gateway knows of a request besides its body. The shard reads the query itself."""
+    """The head of a request from a gateway. The shard parses the query itself."""
 
     box: str = ""
     query: str = ""
     form: int = 0
     idempotency_key: str = ""
-    #: What the key of the request allows, where the shard has to look at it: at names and options that only
-    #: it reads out of a body. A shard believes a gateway, and puts in its own for a peer that has a key.
+    #: The grant of the request's key, for names and options in the body, which only the shard decodes. A
+    #: shard trusts a gateway, and sets the grant itself for a peer with a key.
     grant: Grant | None = None
     #: The key whose limits count (`access/key_limits.py`); empty when it has none that a shard enforces.
     account: str = ""
@@ -149,7 +149,7 @@ FORM_JSON, FORM_NDJSON = 0, 1
 
 
 class ReplyHead(msgspec.Struct, array_like=True, gc=False):
-    """Status of an answer and what it cost. A negative figure means that it does not apply."""
+    """Status and cost of a reply. A negative figure means that it does not apply."""
 
     status: int = 200
     fsync_ms: float = -1.0
@@ -158,7 +158,7 @@ class ReplyHead(msgspec.Struct, array_like=True, gc=False):
 
 
 class FollowHead(msgspec.Struct, array_like=True, gc=False):
-    """A read of somebody who stays. The body is empty."""
+    """The head of a live read. The body is empty."""
 
     box: str
     from_seq: int = 0
@@ -175,7 +175,7 @@ class FollowHead(msgspec.Struct, array_like=True, gc=False):
 
 
 class PageHead(msgspec.Struct, array_like=True, gc=False):
-    """Where an answered `FollowHead` has got to. The body is the records, comma-separated."""
+    """The head of a reply to `FollowHead`: the position after its page. The body is records, comma-joined."""
 
     next_from_seq: int
     generation: int
@@ -204,7 +204,7 @@ head_encoder = msgspec.msgpack.Encoder()
 
 
 def frame(kind: int, flags: int, op: int, id: int, head: bytes, body_bytes: int) -> bytes:
-    """Everything of a message but its body."""
+    """Return header and head of a message; the body follows separately."""
     return (
         HEADER.pack(_AFTER_LENGTH + len(head) + body_bytes, kind, flags, op, id, len(head)) + head
         if head
@@ -239,7 +239,7 @@ class Receiver:
     def space(self) -> memoryview:
         return self._view[self._end :]
 
-    def received(self, count: int) -> list[Message]:
+    def parse(self, count: int) -> list[Message]:
         self._end += count
         messages: list[Message] = []
         view, start, end = self._view, self._start, self._end
@@ -271,26 +271,26 @@ class Receiver:
         return messages
 
     def _make_room(self) -> None:
-        left = self._end - self._start
-        if left == 0:
+        unread_bytes = self._end - self._start
+        if unread_bytes == 0:
             self._start = self._end = 0
             if len(self._buffer) > 16 * _READ_BYTES:
                 self._resize(_READ_BYTES)
             return
-        wanted = _READ_BYTES
-        if left >= HEADER_BYTES:
-            wanted = max(wanted, HEADER.unpack_from(self._view, self._start)[0] + 4)
-        if wanted > len(self._buffer):
-            self._resize(wanted)
+        size = _READ_BYTES
+        if unread_bytes >= HEADER_BYTES:
+            size = max(size, HEADER.unpack_from(self._view, self._start)[0] + 4)
+        if size > len(self._buffer):
+            self._resize(size)
         elif self._start and (
-            self._start + wanted > len(self._buffer) or len(self._buffer) - self._end < _READ_BYTES // 4
+            self._start + size > len(self._buffer) or len(self._buffer) - self._end < _READ_BYTES // 4
         ):
-            self._buffer[:left] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, left
+            self._buffer[:unread_bytes] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, unread_bytes
 
     def _resize(self, size: int) -> None:
-        left = bytes(self._view[self._start : self._end])
+        unread = bytes(self._view[self._start : self._end])
         self._buffer = bytearray(size)
         self._view = memoryview(self._buffer)
-        self._buffer[: len(left)] = left
-        self._start, self._end = 0, len(left)
+        self._buffer[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from streams.direct import Run
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model.names import check_box_name
-from streams.protocol.payloads.packed import Buffer, Packed
+from streams.protocol.payloads.packed import Buffer, PackedColumns
 from streams.spark.gaps import Gap
 
 #: Records of one box in one message: the limit of an append.
@@ -89,7 +89,7 @@ class Packer:
     def __repr__(self) -> str:
         return f"<Packer {self._box or 'by column'}, {len(self._shards)} boxes>"
 
-    def pack(self, batch: pa.RecordBatch) -> list[tuple[int, Packed]]:
+    def pack(self, batch: pa.RecordBatch) -> list[tuple[int, PackedColumns]]:
         """(shard, its rows). The order of a box's rows is that of the batch."""
         if not batch.num_rows:
             return []
@@ -98,7 +98,7 @@ class Packer:
         except pa.ArrowInvalid as error:
             raise _not_utf8(batch, self._box, error) from None
 
-    def _pack(self, batch: pa.RecordBatch) -> list[tuple[int, Packed]]:
+    def _pack(self, batch: pa.RecordBatch) -> list[tuple[int, PackedColumns]]:
         if self._box is not None:
             return [(self._shard(self._box), self._packed(batch, [self._box], [batch.num_rows]))]
         if "box" not in batch.schema.names:
@@ -119,7 +119,7 @@ class Packer:
 
     def _by_shard(
         self, batch: pa.RecordBatch, names: list[str], counts: list[int]
-    ) -> Iterator[tuple[int, Packed]]:
+    ) -> Iterator[tuple[int, PackedColumns]]:
         first = row = 0
         for index in range(1, len(names) + 1):
             if index < len(names) and self._shard(names[index]) == self._shard(names[first]):
@@ -135,10 +135,10 @@ class Packer:
             shard = self._shards[name] = self._shard_of(check_box_name(name))
         return shard
 
-    def _packed(self, rows: pa.RecordBatch, names: list[str], counts: list[int]) -> Packed:
+    def _packed(self, rows: pa.RecordBatch, names: list[str], counts: list[int]) -> PackedColumns:
         have = set(rows.schema.names)
         data_offsets, data = _values(_json(rows.column("data")), "data", names, counts)
-        packed = Packed(
+        packed = PackedColumns(
             boxes=names,
             counts=counts,
             data_offsets=data_offsets,

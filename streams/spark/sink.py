@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 )
 
 from streams.client.retry import Retry
-from streams.direct import BoxResult, Packed, Parcel, Shards, Txn
+from streams.direct import BoxResult, PackedColumns, Parcel, Shards, Txn
 from streams.protocol.errors import BY_CODE, StreamsError, Uncertain, WriterConflict
 from streams.spark.columns import Packer, pieces
 from streams.spark.options import BadOption, Writing
@@ -163,7 +163,7 @@ class _Hold:
         self._parcels: dict[int, Parcel] = {}
         self.name = uuid.uuid4().hex
 
-    def put(self, shard: int, packed: Packed) -> None:
+    def put(self, shard: int, packed: PackedColumns) -> None:
         parcel = self._parcels.get(shard)
         if parcel is None:
             parcel = self._parcels[shard] = Parcel(self._shards, shard, self._txn, self.name)
@@ -181,10 +181,10 @@ class _Append:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def put(self, shard: int, packed: Packed) -> None:
+    def put(self, shard: int, packed: PackedColumns) -> None:
         self._append(packed, uuid.uuid4().hex)
 
-    def _append(self, packed: Packed, key: str) -> list[BoxResult]:
+    def _append(self, packed: PackedColumns, key: str) -> list[BoxResult]:
         """Boxes that are busy are tried again with all others: those know the key by then."""
 
         def ask() -> list[BoxResult]:
@@ -195,7 +195,7 @@ class _Append:
                     raise BY_CODE.get(code, StreamsError)(f"{result.box}: {message}", **detail)
             return results
 
-        return self._shards.ways.attempt(ask, follows=False)
+        return self._shards.connections.attempt(ask, follows=False)
 
     def close(self) -> tuple[tuple[int, int], ...]:
         return ()
@@ -215,13 +215,13 @@ class _Keyed(_Append):
         self._task = f"spark-{writer}-{txn.epoch}-{partition}"
         self._chunks: dict[int, int] = {}
 
-    def put(self, shard: int, packed: Packed) -> None:
+    def put(self, shard: int, packed: PackedColumns) -> None:
         chunk = self._chunks[shard] = self._chunks.get(shard, -1) + 1
         known = [each for each in self._append(packed, f"{self._task}-{chunk}") if each.deduped]
         for result in known:
             self._compare(result, packed)
 
-    def _compare(self, result: BoxResult, packed: Packed) -> None:
+    def _compare(self, result: BoxResult, packed: PackedColumns) -> None:
         at = packed.boxes.index(result.box)
         first, count = sum(packed.counts[:at]), packed.counts[at]
         sent = [bytes(each) for each in msgspec.json.decode(packed.data, type=list[msgspec.Raw])]

@@ -147,7 +147,7 @@ class Shards:
         receiver = wire.Receiver()
         with sock:
             while count := sock.recv_into(receiver.space()):
-                for message in receiver.received(count):
+                for message in receiver.parse(count):
                     if not self._answer(shard, sock, message):
                         return
 

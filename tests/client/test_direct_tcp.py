@@ -91,7 +91,7 @@ class Wire:
                 count = self._sock.recv_into(self._receiver.space())
                 if not count:
                     return "closed", b""
-                for message in self._receiver.received(count):
+                for message in self._receiver.parse(count):
                     failed = message.flags & wire.FAILED
                     code = failure_decoder.decode(message.body).code if failed else ""
                     return code, message.body
@@ -311,9 +311,9 @@ def test_without_addresses_a_remote_writer_says_what_is_missing() -> None:
     writer = ShardWriter("http://127.0.0.1:1")
     placement = Placement(1, [(0, 4096, 0)], 1, ["/not/on/this/machine.sock"], [])
     with writer, pytest.raises(Unreachable, match="STREAMS_SHARD_HOST"):
-        writer.shards.ways._way_to(placement, 0)
+        writer.shards.connections._address_of(placement, 0)
     with writer, pytest.raises(Unreachable, match="this key has prefixes"):
-        writer.shards.ways._way_to(Placement(1, [(0, 4096, 0)], 1, [""], []), 0)
+        writer.shards.connections._address_of(Placement(1, [(0, 4096, 0)], 1, [""], []), 0)
 
 
 def test_a_key_with_prefixes_goes_over_tcp_also_on_the_machine_of_the_server(server: Server) -> None:
@@ -339,7 +339,7 @@ def test_a_listener_on_every_address_is_reached_where_the_gateway_is() -> None:
     writer = ShardWriter("http://streams.example:4000", key="k", over_tcp=True)
     placement = Placement(1, [(0, 4096, 0)], 1, ["/a.sock"], [":4100"])
     with writer:
-        assert writer.shards.ways._way_to(placement, 0) == ("streams.example:4100", "k")
+        assert writer.shards.connections._address_of(placement, 0) == ("streams.example:4100", "k")
 
 
 def test_shards_do_not_listen_for_strangers_without_keys() -> None:

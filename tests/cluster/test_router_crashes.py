@@ -44,7 +44,7 @@ class Shard:
         self._sock.sendall(wire.frame(wire.REQUEST, 0, op, 1, head, 0))
         receiver = wire.Receiver()
         while True:
-            for message in receiver.received(self._sock.recv_into(receiver.space())):
+            for message in receiver.parse(self._sock.recv_into(receiver.space())):
                 assert not message.flags & wire.FAILED, message.body
                 return message.body
 

@@ -88,7 +88,7 @@ def write_all(server: Server, box: str) -> None:
                 waiting.append(sent)
                 sent += 1
             sock.sendall(b"".join(parts))
-            for message in receiver.received(sock.recv_into(receiver.space())):
+            for message in receiver.parse(sock.recv_into(receiver.space())):
                 assert not message.flags & wire.FAILED, bytes(message.body)
                 assert message.id == waiting.popleft(), "acks come in the order of the writes"
                 assert json.loads(message.body)["first_seq"] == message.id * RECORDS_PER_BATCH + 1

@@ -51,12 +51,12 @@ def test_a_router_keeps_its_number_until_its_ends_change(driver: Driver) -> None
     first = put(driver, "r", "a", "b", from_seq=7)
     assert (first.created, first.router.origin, first.router.from_seq) == (True, "r#1", 7)
     same = put(driver, "r", "a", "b")
-    assert (same.created, same.replaced, same.router) == (False, None, first.router)
+    assert (same.created, same.previous, same.router) == (False, None, first.router)
     filtered = put(driver, "r", "a", "b", filter=Match("x"))
     assert (filtered.created, filtered.router.number, filtered.router.from_seq) == (False, 1, 7)
     assert filtered.router.route.revision > first.router.route.revision
     moved = put(driver, "r", "a", "c")
-    assert (moved.created, moved.router.number > 1, moved.replaced) == (False, True, filtered.router)
+    assert (moved.created, moved.router.number > 1, moved.previous) == (False, True, filtered.router)
     driver.ask(routers.DropRouter("r", moved.router.number))
     again = put(driver, "r", "a", "c")
     assert again.created and again.router.number > moved.router.number, "numbers are never given twice"
@@ -156,7 +156,7 @@ def test_the_register_outlives_a_restart(driver: Driver) -> None:
 
 def test_a_router_is_shown_as_its_definition() -> None:
     route = Route(source="a", dest="b", filter=Match("u-", is_prefix=True), revision=5)
-    shown = Router(name="r", number=5, route=route).shown()
+    shown = Router(name="r", number=5, route=route).to_fields()
     assert shown == {
         "router": "r",
         "source": "a",
@@ -167,7 +167,7 @@ def test_a_router_is_shown_as_its_definition() -> None:
         "filter": ["tag", "Glob", "u-*"],
         "allow_cycle": False,
     }
-    assert Route(source="a", dest="b", filter=Match("x")).shown()["filter"] == ["tag", "Eq", "x"]
+    assert Route(source="a", dest="b", filter=Match("x")).to_fields()["filter"] == ["tag", "Eq", "x"]
     assert routers.router_of("r->s#7") == ("r->s", 7) and routers.router_of("jobs!") is None
 
 

@@ -679,7 +679,7 @@ def test_the_owner_is_the_same_after_a_crash_and_from_a_snapshot(driver: Driver)
 
 def test_what_was_begun_before_transactions_had_owners_is_open_to_every_key(driver: Driver) -> None:
     old = put_command({"b": [b"1"]})
-    held = changes.TxnHeld("w", 1, "q", "p", 0, driver.now_ms, old.packed, old.body)
+    held = changes.TxnHeld("w", 1, "q", "p", 0, driver.now_ms, old.rows_head, old.body)
     driver.commit(held)
     driver.commit(changes.TxnCommitted("v", 1, "", driver.now_ms, [], []))
     assert [each.writer for each in driver.ask(by(B, bulk.TxnList())).held] == ["w"]

@@ -202,7 +202,7 @@ def test_transactions_of_a_key_are_limited_in_what_they_hold_and_in_what_they_ma
     def put(epoch: int, box: str = "a.1", data: bytes = b"1" * 200) -> bulk.TxnPut:
         command = put_of(bulk.Txn("w", epoch), "p", 0, pack([box], [1], [data]))
         return bulk.TxnPut(
-            command.txn, command.parcel, command.chunk, command.packed, command.body, None, caller
+            command.txn, command.parcel, command.chunk, command.rows_head, command.body, None, caller
         )
 
     driver.ask(put(1))

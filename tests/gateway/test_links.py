@@ -61,7 +61,7 @@ class HangingShard:
             count = await self._sock.socket.recv_into(self._receiver.space())
             if not count:
                 return
-            for message in self._receiver.received(count):
+            for message in self._receiver.parse(count):
                 if message.op == wire.OP_HELLO:
                     await self.answer(message)
                 else:

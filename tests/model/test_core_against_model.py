@@ -205,7 +205,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         reply, box = outcome.reply, self.model.boxes[name]
         assert isinstance(reply, commands.PutBoxReply), reply
         assert reply.created == created
-        shown = reply.config.shown()
+        shown = reply.config.to_fields()
         flat = {**shown, **shown["timestamping"]}
         assert {field: flat[field] for field in box.config} == box.config
         assert self.machine.boxes[name].generation == box.generation

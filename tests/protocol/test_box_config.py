@@ -50,8 +50,8 @@ def test_durable_is_an_alias_that_gives_way_to_durability() -> None:
     assert merged(BoxConfig(), durable=True).durability == "fsync"
     assert merged(BoxConfig(durability="fsync"), durable=False).durability == "disk"
     assert merged(BoxConfig(), durable=True, durability="memory").durability == "memory"
-    assert BoxConfig(durability="fsync").shown()["durable"] is True
-    assert BoxConfig(durability="memory").shown()["durable"] is False
+    assert BoxConfig(durability="fsync").to_fields()["durable"] is True
+    assert BoxConfig(durability="memory").to_fields()["durable"] is False
 
 
 @pytest.mark.parametrize(

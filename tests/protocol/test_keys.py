@@ -123,7 +123,7 @@ def test_two_secrets_may_share_an_id_when_they_are_the_same_key() -> None:
 def test_default_limits_are_for_keys_with_prefixes_and_an_entry_overrides_them() -> None:
     entries = entries_of_list(f"{SECRET}::in.,{SECRET}2::in. boxes=0 groups=7,{SECRET}3")
     ring, _ = parse_ring(entries, Limits(boxes=5, routers=2))
-    assert [key.limits.shown() for key in ring.keys] == [
+    assert [key.limits.to_fields() for key in ring.keys] == [
         {"boxes": 5, "routers": 2},
         {"routers": 2, "groups": 7},
         {},
@@ -131,7 +131,7 @@ def test_default_limits_are_for_keys_with_prefixes_and_an_entry_overrides_them()
 
 
 def test_a_secret_stands_in_one_entry_only() -> None:
-    with pytest.raises(MalformedKey, match=r"^entry 2: the same secret"):
+    with pytest.raises(MalformedKey, match=r"^entry 2: an entry before it has the same secret"):
         parse_ring(entries_of_list(f"{SECRET}:r, {SECRET}:w"))
 
 
@@ -192,9 +192,9 @@ def test_a_bearer_is_read(header: str | None, secret: str | None) -> None:
 
 
 def test_only_a_key_without_bounds_is_not_passed_on() -> None:
-    assert only(SECRET).passed_on is None
-    assert only(f"{SECRET}::in.").passed_on == Grant(ALL, ("in.",))
-    assert only(f"{SECRET}:rwd").passed_on == Grant(READ | WRITE | DELETE)
+    assert only(SECRET).shard_grant is None
+    assert only(f"{SECRET}::in.").shard_grant == Grant(ALL, ("in.",))
+    assert only(f"{SECRET}:rwd").shard_grant == Grant(READ | WRITE | DELETE)
 
 
 def test_a_scope_on_a_name_and_on_all_of_them() -> None:

@@ -17,7 +17,7 @@ from streams.protocol.messages import bulk_requests
 from streams.protocol.model.records import Columns, render
 from streams.protocol.payloads import packed
 from streams.protocol.payloads.appends import RecordLimits, parse_append
-from streams.protocol.payloads.packed import Packed, joined, pack, unpack, unpack_again
+from streams.protocol.payloads.packed import PackedColumns, join_columns, pack, unpack, unpack_again
 from tests.support.machines import sampled
 
 LIMITS = RecordLimits(
@@ -41,7 +41,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-def packed_of(boxes: dict[str, list[dict[str, Any]]], **options: Any) -> Packed:
+def packed_of(boxes: dict[str, list[dict[str, Any]]], **options: Any) -> PackedColumns:
     every = [row for records in boxes.values() for row in records]
     return pack(
         list(boxes),
@@ -55,7 +55,7 @@ def packed_of(boxes: dict[str, list[dict[str, Any]]], **options: Any) -> Packed:
     )
 
 
-def unpacked(columns: Packed, limits: RecordLimits = LIMITS) -> dict[str, Columns]:
+def unpacked(columns: PackedColumns, limits: RecordLimits = LIMITS) -> dict[str, Columns]:
     found = unpack(columns.head(), b"".join(columns.buffers()), limits)
     return {each.box: each.columns for each in found}
 
@@ -87,11 +87,11 @@ def test_pieces_are_joined_to_what_they_would_be_together(pieces: list[list[dict
     limits = RecordLimits()
     apart = [unpacked(packed_of({"b": piece}), limits)["b"] for piece in pieces]
     together = unpacked(packed_of({"b": [row for piece in pieces for row in piece]}), limits)["b"]
-    assert stored(joined(apart)) == stored(together)
-    assert joined(apart).times == together.times
+    assert stored(join_columns(apart)) == stored(together)
+    assert join_columns(apart).times == together.times
 
 
-def refused(columns: Packed, limits: RecordLimits = LIMITS) -> StreamsError:
+def refused(columns: PackedColumns, limits: RecordLimits = LIMITS) -> StreamsError:
     with pytest.raises(StreamsError) as found:
         unpacked(columns, limits)
     return found.value
@@ -146,7 +146,7 @@ def test_values_that_make_up_for_each_other_are_seen_through() -> None:
     ],
 )  # fmt: skip
 def test_what_is_over_a_limit_or_out_of_shape_is_refused(
-    columns: Packed, kind: type[StreamsError], words: str
+    columns: PackedColumns, kind: type[StreamsError], words: str
 ) -> None:
     error = refused(columns)
     assert type(error) is kind

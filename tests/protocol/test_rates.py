@@ -31,7 +31,7 @@ def admitted(found: RequestRates, key: Key, now_s: float, tries: int = 50) -> in
 
 def test_a_key_sends_a_seconds_worth_at_once_and_then_as_time_brings_more() -> None:
     found, key = RequestRates(), key_of(10)
-    assert admitted(found, key, 100.0) == 10 and found.used(key, 100.0) == 10
+    assert admitted(found, key, 100.0) == 10 and found.in_use(key, 100.0) == 10
     assert admitted(found, key, 100.55) == 5
     assert admitted(found, key, 1000.0) == 10
     found, key = RequestRates(), key_of(10)
@@ -63,7 +63,7 @@ def test_keys_do_not_count_for_each_other_and_one_without_the_limit_is_not_count
     found, free = RequestRates(), Key("free")
     assert admitted(found, key_of(3, "a"), 0.0) == admitted(found, key_of(3, "b"), 0.0) == 3
     assert admitted(found, free, 0.0) == 50 and found.reserve(free, 0.0) == 0.0
-    assert found.used(free, 0.0) == found.used(key_of(3, "c"), 0.0) == 0
+    assert found.in_use(free, 0.0) == found.in_use(key_of(3, "c"), 0.0) == 0
     assert repr(found) == "<RequestRates of 2 keys>"
 
 

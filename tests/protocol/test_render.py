@@ -239,13 +239,13 @@ def test_strings_are_worded_as_any_json_writer_would() -> None:
 
 
 def resolved(times: list[int | None] | None, mode: str, uncapped: bool = False, count: int = 3) -> Any:
-    found = resolve_times(times, count, now_ms=100, not_before=50, mode=mode, uncapped=uncapped)
+    found = resolve_times(times, count, now_ms=100, not_before=50, mode=mode, allow_future=uncapped)
     return found if isinstance(found, int) else list(found)
 
 
 def test_arrival_ignores_what_the_client_says() -> None:
     assert resolved([1, 2, 3], "arrival") == 100
-    assert resolve_times(None, 1, now_ms=100, not_before=150, mode="arrival", uncapped=False) == 150
+    assert resolve_times(None, 1, now_ms=100, not_before=150, mode="arrival", allow_future=False) == 150
 
 
 def test_client_times_are_capped_at_arrival_and_never_go_back() -> None:

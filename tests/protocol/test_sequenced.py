@@ -52,8 +52,8 @@ def test_records_of_any_shape_come_back_as_they_were(
             assert bytes(batch.text(first, last)) == part.blob
             assert list(sequenced.records_of(part.blob)) == found[first : last + 1]
             assert batch.size(first, last) == sum(batch.sizes()[first : last + 1])
-    assert list(sequenced.metered_sizes(memoryview(batch.blob))) == [each.metered for each in found]
-    assert [each.metered for each in found] == [
+    assert list(sequenced.metered_sizes(memoryview(batch.blob))) == [each.metered_size for each in found]
+    assert [each.metered_size for each in found] == [
         8 + len(body) + sum(2 + len(name) + len(value) for name, value in headers)
         for headers, body in records
     ]
@@ -65,7 +65,7 @@ def test_records_that_are_joined_at_once_are_those_that_are_joined_one_by_one(
     first_seq: int, time: int
 ) -> None:
     tails = [sequenced.tail_of([], b"x" * (120 + at % 9)) for at in range(300)]
-    blob, ends = sequenced.joined(tails, first_seq=first_seq, times=time)
+    blob, ends = sequenced.join_records(tails, first_seq=first_seq, times=time)
     entries = [sequenced.entry(first_seq - 1 + at, time, tail) for at, tail in enumerate(tails)]
     assert blob == sequenced.SEPARATOR.join(entries)
     assert list(ends) == list(accumulate(map(len, entries)))
@@ -74,7 +74,7 @@ def test_records_that_are_joined_at_once_are_those_that_are_joined_one_by_one(
 def test_a_sealed_record_says_its_size_and_nothing_else() -> None:
     batch = render_binary([sequenced.sealed_tail(b"\1\2", size=300)], first_seq=5, times=9)
     (record,) = sequenced.records_of(batch.blob)
-    assert (record.sealed, record.metered, record.headers, record.body) == (b"\1\2", 300, [], b"")
+    assert (record.ciphertext, record.metered_size, record.headers, record.body) == (b"\1\2", 300, [], b"")
     assert list(sequenced.metered_sizes(batch.blob)) == [300]
 
 

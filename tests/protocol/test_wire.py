@@ -32,7 +32,7 @@ def feed(receiver: Receiver, data: bytes, step: int) -> list[Message]:
         assert len(space) > 0, "there is always room for one more read"
         count = min(step, len(space), len(data) - at)
         space[:count] = data[at : at + count]
-        messages += receiver.received(count)
+        messages += receiver.parse(count)
         at += count
     return messages
 

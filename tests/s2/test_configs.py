@@ -49,7 +49,7 @@ def test_a_config_that_creates_says_what_it_names() -> None:
 def test_a_patch_keeps_takes_back_or_changes(fields: dict[str, Any], expected: Any) -> None:
     if isinstance(expected, dict):
         expected = msgspec.structs.replace(FULL_SPEC, **expected)
-    assert body(**fields).patch().applied(FULL_SPEC) == expected
+    assert body(**fields).patch().apply(FULL_SPEC) == expected
 
 
 @pytest.mark.parametrize(

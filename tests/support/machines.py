@@ -36,7 +36,7 @@ from streams.protocol.messages.routers import Route
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.records import Batch, Columns
 from streams.protocol.payloads.appends import RecordLimits, parse_append
-from streams.protocol.payloads.packed import Packed, pack, unpack_again
+from streams.protocol.payloads.packed import PackedColumns, pack, unpack_again
 
 #: `STREAMS_SWEEP=full` looks twenty times as far.
 SWEEP_FACTOR = 20 if os.environ.get("STREAMS_SWEEP") == "full" else 1
@@ -709,7 +709,7 @@ def random_txn_command(rng: random.Random, driver: Driver, number: int) -> Comma
     return bulk.TxnList()
 
 
-def put_of(txn: bulk.Txn, parcel: str, chunk: int, packed: Packed) -> bulk.TxnPut:
+def put_of(txn: bulk.Txn, parcel: str, chunk: int, packed: PackedColumns) -> bulk.TxnPut:
     """A put as it comes out of its message; every second one without its rows, as if there were too many to
     remember."""
     head, body = packed.head(), b"".join(packed.buffers())

@@ -64,7 +64,7 @@ class WireClient:
                     count = min(len(space), len(data) - at)
                     space[:count] = data[at : at + count]
                     at += count
-                    self._answers |= {each.id: each for each in self._receiver.received(count)}
+                    self._answers |= {each.id: each for each in self._receiver.parse(count)}
         return self._answers.pop(id)
 
     async def ask(self, op: int, head: object = None, body: bytes = b"") -> wire.Message:

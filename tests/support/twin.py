@@ -38,11 +38,11 @@ SUBSTITUTIONS = [
         (r"\banext\(", "next("),
         (r"\baclose\b", "close"),
         (r"\basleep\b", "sleep"),
-        (r"\bashielded\b", "shielded"),
+        (r"\bashield\b", "shield"),
         (r"\bain_thread\b", "in_thread"),
         (r"\bclient\._async\b", "client._sync"),
         (r"\btasks may use\b", "threads may use"),
-        (r"\bThe task was told to end\b", "The thread was told to end"),
+        (r"\bwhen the task was cancelled\b", "when the thread ends early"),
     )
 ]  # fmt: skip
 

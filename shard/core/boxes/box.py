@@ -193,7 +193,7 @@ class Box:
             now_ms=now_ms,
             not_before=log.last_ts,
             mode=config.timestamping.mode,
-            uncapped=config.timestamping.uncapped,
+            allow_future=config.timestamping.uncapped,
         )
         batch = render(command.columns, first_seq=log.head_seq + 1, times=times)
         key = command.idempotency_key if config.idempotency_window_ms else None

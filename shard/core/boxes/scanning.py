@@ -60,7 +60,7 @@ class Scanning:
         context = self._context
         found: list[tuple[int, int] | None] = []
         listed: list[tuple[Box, int]] = []
-        for name, ts in command.wanted:
+        for name, ts in command.lookups:
             box: Box | None = context.boxes.get(name)
             if box is None:
                 found.append(None)

@@ -29,7 +29,7 @@ from shard.core.boxes.box import Box
 from shard.core.changes import Change, TxnCommitted
 from shard.core.context import Context
 from streams.protocol.access.grants import Grant
-from streams.protocol.access.key_limits import STORED, Limits, Use, exceeded
+from streams.protocol.access.key_limits import STORED, Limits, Use, limit_exceeded_error
 from streams.protocol.access.keys import Key
 
 
@@ -212,7 +212,7 @@ class Usage:
             return
         used = self._used(account, name) + getattr(account.elsewhere, name)
         if used + more > limit:
-            raise exceeded(name, used=used, limit=limit)
+            raise limit_exceeded_error(name, in_use=used, limit=limit)
 
     def exchange(self, ids: Iterable[str], elsewhere: dict[str, Use]) -> dict[str, Use]:
         """Takes in what accounts use in other shards; returns what these use here."""

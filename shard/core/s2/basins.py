@@ -128,7 +128,7 @@ class Basins:
         basin = self._require(command.name)
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
-        config = command.patch.applied(basin.config)
+        config = command.patch.apply(basin.config)
         if config != basin.config:
             basin = replace(basin, config=config)
             self._context.log(changes.BasinRegistered(basin), made)

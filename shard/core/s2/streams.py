@@ -142,7 +142,7 @@ class Streams:
 
     def _patch(self, command: s2.PatchStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
-        spec = command.patch.applied(state.stream.spec).over(command.defaults).over(DEFAULTS)
+        spec = command.patch.apply(state.stream.spec).over(command.defaults).over(DEFAULTS)
         stream = state.stream
         if spec != stream.spec:
             stream = self._state(box, replace(stream, spec=spec), made)
@@ -241,7 +241,7 @@ class Streams:
             now_ms=now_ms,
             not_before=log.last_ts,
             mode=config.timestamping.mode,
-            uncapped=config.timestamping.uncapped,
+            allow_future=config.timestamping.uncapped,
             field="timestamp",
         )
         first_seq = log.head_seq + 1

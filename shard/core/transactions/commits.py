@@ -22,7 +22,7 @@ from shard.core import changes
 from shard.core.transactions.chunks import Chunk, Piece
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch, Columns, render, resolve_times
-from streams.protocol.payloads.packed import Rows, joined
+from streams.protocol.payloads.packed import Rows, join_columns
 
 #: Rows of several chunks become one batch until it has this many records or bytes: few batches read faster,
 #: and none is so large that reading a little of it costs much.
@@ -192,14 +192,14 @@ def _after(pieces: list[tuple[Piece, Columns]], skip: int) -> Iterator[tuple[Pie
 def _render(start: Start, pieces: Iterable[tuple[Piece, Columns]], at_ms: int) -> Iterator[tuple[int, Batch]]:
     seq, not_before = start.seq, start.not_before
     for group in _grouped(pieces):
-        columns = joined(group)
+        columns = join_columns(group)
         times = resolve_times(
             columns.times,
             columns.count,
             now_ms=at_ms,
             not_before=not_before,
             mode=start.target.mode,
-            uncapped=start.target.uncapped,
+            allow_future=start.target.uncapped,
         )
         batch = render(columns, first_seq=seq, times=times)
         seq, not_before = seq + batch.count, batch.last_ts

@@ -46,7 +46,7 @@ from streams.protocol.errors import (
     WriterConflict,
 )
 from streams.protocol.messages import bulk, forwards
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 from streams.protocol.model.records import Batch
 
 #: Bytes of a record that all records have, but for the digits of its seq and time.
@@ -104,9 +104,9 @@ class Committing:
             wait = self._context.durability.wait_for_held_rows(lsn)
             return reply_after(wait, made, bulk.TxnPutReply(False, True, epoch.bytes))
         freed = sum(other.bytes for other in others.values())
-        cost = cost_of(command.packed, command.body)
+        cost = cost_of(command.rows_head, command.body)
         account = _account_of(command.caller)
-        self._check_bounds(txn, epoch, len(command.packed.boxes), account)
+        self._check_bounds(txn, epoch, len(command.rows_head.boxes), account)
         if account:
             self._context.usage.require(account, "txn_bytes", cost - freed)
             self._context.usage.require(account, "stored_bytes", len(command.body))
@@ -122,7 +122,7 @@ class Committing:
             command.parcel,
             command.chunk,
             now_ms,
-            command.packed,
+            command.rows_head,
             command.body,
             self._owner_after(txn, command.caller),
             takes_over or (epoch is not None and epoch.takes_over),
@@ -139,7 +139,7 @@ class Committing:
 
     def _replaced(self, txn: bulk.Txn, made: Made) -> Outcome:
         error = WriterConflict(
-            f"attempt: {shown(txn.attempt)} of epoch {txn.epoch} of {shown(txn.writer)} was replaced by a "
+            f"attempt: {quote(txn.attempt)} of epoch {txn.epoch} of {quote(txn.writer)} was replaced by a "
             "later attempt, which has dropped its rows; end this one",
             writer=txn.writer,
             query=txn.query,
@@ -161,7 +161,7 @@ class Committing:
         if txn.reset and grant.scopes & ADMIN and not grant.prefixes:
             return None
         error = Forbidden(
-            f"writer: {shown(txn.writer)} belongs to another key, which began its transaction; use that key, "
+            f"writer: {quote(txn.writer)} belongs to another key, which began its transaction; use that key, "
             "or another writer. A key with scope admin and without prefixes takes a writer over with reset",
             field="writer",
         )
@@ -184,8 +184,8 @@ class Committing:
 
     def _conflict(self, txn: bulk.Txn, query: str, epoch: int, lsn: int, made: Made) -> Outcome:
         error = WriterConflict(
-            f"query: {shown(txn.writer)} was last used by {shown(query)} (epoch {epoch}), not by "
-            f"{shown(txn.query)}; its epochs may mean something else. Use another writer, or say reset to "
+            f"query: {quote(txn.writer)} was last used by {quote(query)} (epoch {epoch}), not by "
+            f"{quote(txn.query)}; its epochs may mean something else. Use another writer, or say reset to "
             "take it over",
             writer=txn.writer,
             query=query,
@@ -207,7 +207,7 @@ class Committing:
             own = more + sum(chunk.memory for chunk in epoch.chunks()) if epoch is not None else more
             if own > txns.bytes_max:
                 raise BatchTooLarge(
-                    f"epoch {txn.epoch} of {shown(txn.writer)} is put in so many pieces that to keep account "
+                    f"epoch {txn.epoch} of {quote(txn.writer)} is put in so many pieces that to keep account "
                     f"of them takes {own} bytes of memory, at most {txns.bytes_max} are there for it "
                     "(STREAMS_TXN_BYTES); put more rows at a time, or split it into several epochs",
                     limit=txns.bytes_max,
@@ -233,8 +233,8 @@ class Committing:
     def _check_names(self, command: bulk.TxnPut) -> None:
         """A box that is not there and may not be made is told when its rows come, not at the end of a job."""
         context = self._context
-        for name in command.packed.boxes:
-            if name not in context.boxes and not _may_create(context, name, command.packed.create):
+        for name in command.rows_head.boxes:
+            if name not in context.boxes and not _may_create(context, name, command.rows_head.create):
                 raise BoxNotFound(f"box {name} does not exist and this write may not create it", box=name)
 
     # -- committing
@@ -308,7 +308,7 @@ class Committing:
         size, most = sum(chunk.bytes for chunk in chunks), self._txns.bytes_max
         if size > most:
             raise BatchTooLarge(
-                f"epoch {command.txn.epoch} of {shown(command.txn.writer)} has {size} bytes with rows for "
+                f"epoch {command.txn.epoch} of {quote(command.txn.writer)} has {size} bytes with rows for "
                 f"boxes of class memory or object, at most {most} can be committed to those at once "
                 "(STREAMS_TXN_BYTES); split it into several epochs",
                 limit=most,
@@ -329,7 +329,7 @@ class Committing:
             chunks = epoch.parcels.get(parcel, {})
             if sorted(chunks) != list(range(count)):
                 raise NotFound(
-                    f"parcel {shown(parcel)} of epoch {command.txn.epoch} of {shown(command.txn.writer)}: "
+                    f"parcel {quote(parcel)} of epoch {command.txn.epoch} of {quote(command.txn.writer)}: "
                     f"{len(chunks)} chunks are held, not {count}; it has expired or was never put. Write "
                     "the epoch again",
                     parcel=parcel,

@@ -69,11 +69,11 @@ class AsyncBox:
         disable_backpressure: bool = False,
         retry: Retry | None = None,
     ) -> replies.AppendReply:
-        """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
+        """Appends all of them, with seqs in a row, or none. A value that is not an `Entry` becomes its data.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
-        never doubled. With `disable_backpressure` it is urgent: it goes before others and is not refused for
-        pressure. That is for the few writes that must go through.
+        never doubled. With `disable_backpressure` it is urgent: it goes before others and is not refused
+        under load. Use it for the few writes that must go through.
         """
         fields: dict[str, Any] = {
             "match_seq": match_seq,
@@ -98,7 +98,7 @@ class AsyncBox:
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> replies.AppendReply:
-        """The same with each record as the JSON of an `Entry`."""
+        """Append records that are JSON of an `Entry` each."""
         body = answers.append_body(records, key, fields)
         is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
@@ -126,10 +126,10 @@ class AsyncBox:
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
     ) -> replies.DeleteRecordsReply:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
-        or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
-        has come since."""
-        asked = {"match": match, "before_seq": before_seq}
-        body = {name: value for name, value in asked.items() if value is not None}
+        or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would delete
+        records that were appended since."""
+        fields = {"match": match, "before_seq": before_seq}
+        body = {name: value for name, value in fields.items() if value is not None}
         is_repeatable = before_seq is not None
         return await self.client.call(
             "POST", f"{self.path}/delete", replies.DeleteRecordsReply, body, is_repeatable=is_repeatable
@@ -138,19 +138,19 @@ class AsyncBox:
     # -- reading
 
     def read(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> AsyncReader:
-        """What follows `from_seq` (or is not older than `from_ts`, or follows the group's cursor), up to what
-        is the end when the reading begins. Yields `Record` and, where records were lost, `Tombstone`."""
+        """Read records after `from_seq` (or from `from_ts` on, or after the group's cursor) up to the head at
+        the start of the read. Yields `Record` and, where records were lost, `Tombstone`."""
         return AsyncReader(self, from_seq, **options)
 
     def follow(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> AsyncReader:
-        """As `read`, and then what comes, for ever; it waits for a server that is away."""
+        """As `read`, then new records, for ever. Waits while the server is unreachable."""
         return AsyncReader(self, from_seq, is_endless=True, **options)
 
     def watch(
         self, from_seq: int | None = None, *, node: str | None = None, include_tags: bool = True
     ) -> AsyncBoxWatch:
-        """What follows `from_seq` (None: what comes from now on), pushed by the server as it happens; the
-        connection is made again when it is lost. Yields `Record` and `Tombstone`."""
+        """Watch records after `from_seq` (None: new records only), pushed by the server. A lost connection is
+        made again. Yields `Record` and `Tombstone`."""
         return AsyncBoxWatch(
             self.client.watch({self.name: from_seq}, node=node, include_tags=include_tags), self.name
         )
@@ -161,7 +161,7 @@ class AsyncBox:
         return await self.client.call("POST", f"{self.path}/diff", answers.Page, body, retry=retry)
 
     async def raw_page(self, *, retry: Retry | None = None, **options: Any) -> answers.RawPage:
-        """The same with each record as the bytes that came."""
+        """As `page`, with each record as the bytes of the reply."""
         return await self.client.call("POST", f"{self.path}/diff", answers.RawPage, options, retry=retry)
 
     async def tail(
@@ -171,28 +171,28 @@ class AsyncBox:
         match: str | list[str] | None = None,
         node: str | list[str] | None = None,
     ) -> list[Record | Tombstone]:
-        """The last `count` records that are there, and match. A tombstone is among them when records were
-        lost so late."""
+        """Return the last `count` records that match. A tombstone is among them when records in that range
+        were lost."""
         state = await self.state()
-        wanted = _TAIL_MARGIN * count
+        span = _TAIL_MARGIN * count
         while True:
-            start = max(state.head_seq - wanted, state.earliest_seq - 1, 0)
-            found = [item async for item in self.read(start, match=match, node=node)]
-            records = [item for item in found if isinstance(item, Record)]
+            start = max(state.head_seq - span, state.earliest_seq - 1, 0)
+            items = [item async for item in self.read(start, match=match, node=node)]
+            records = [item for item in items if isinstance(item, Record)]
             if len(records) >= count or start < state.earliest_seq:
                 break
-            wanted *= 4
+            span *= 4
         if len(records) <= count:
-            return found
+            return items
         first = records[-count].seq if count else state.head_seq + 1
-        return [item for item in found if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
+        return [item for item in items if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
 
     async def record(self, seq: int) -> Record:
         """One record; `NotFound` when it is gone or never was."""
         return (await self.client.get(f"{self.path}/records/{seq}", replies.OneRecord)).record
 
     async def position(self) -> replies.Tail:
-        """Where its end is."""
+        """Return the head of the box."""
         return await self.client.get(f"{self.path}/tail", replies.Tail)
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> AsyncBoxSnapshots:
@@ -202,7 +202,7 @@ class AsyncBox:
     def stored_snapshots(
         self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
     ) -> AsyncStoredSnapshots:
-        """The same kept in a folder, or in an object store by its URL."""
+        """Snapshots kept in a folder, or in an object store by its URL."""
         store = open_store(place) if isinstance(place, str | Path) else place
         return AsyncStoredSnapshots(self, store, dump=dump, load=load)
 
@@ -246,8 +246,8 @@ class AsyncBox:
     async def groups(self, prefix: str = "") -> AsyncIterator[replies.GroupState]:
         cursor: str | None = ""
         while cursor is not None:
-            asked = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
-            page = await self.client.get(f"{self.path}/groups", replies.GroupPage, asked)
+            params = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
+            page = await self.client.get(f"{self.path}/groups", replies.GroupPage, params)
             for group in page.groups:
                 yield group
             cursor = page.next_cursor
@@ -263,7 +263,8 @@ class AsyncGroup:
         return f"<AsyncGroup {self.name} of {self._box.name}>"
 
     async def commit(self, cursor: int, *, if_cursor: int | None = None) -> None:
-        """Remembers the seq up to which all is dealt with. `SeqMismatch` when it is not `if_cursor` now."""
+        """Save the seq up to which all records are processed. `SeqMismatch` when the cursor is not
+        `if_cursor`."""
         body = {"cursor": cursor} | ({"if_cursor": if_cursor} if if_cursor is not None else {})
         await self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
 
@@ -271,5 +272,5 @@ class AsyncGroup:
         return await self._box.client.get(self._path, replies.GroupState)
 
     async def drop(self) -> bool:
-        """Whether there was one."""
+        """Delete the group; return True if it existed."""
         return (await self._box.client.call("DELETE", self._path, replies.DeleteGroupReply)).deleted

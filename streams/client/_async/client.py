@@ -65,7 +65,7 @@ class AsyncClient:
         return AsyncBox(self, name)
 
     def queue(self, name: str) -> AsyncQueue:
-        """The same for a box that is a queue."""
+        """The queue of this name, whether it exists or not; nothing is sent."""
         return AsyncQueue(self, name)
 
     async def boxes(self, prefix: str = "", *, page_size: int = 1000) -> AsyncIterator[replies.ListedBox]:
@@ -108,22 +108,22 @@ class AsyncClient:
         return await self.call("PUT", _router_path(name), replies.PutRouterReply, body)
 
     async def router(self, name: str) -> replies.RouterState:
-        """Its definition, and how far it is."""
+        """Return the definition and progress of a router."""
         return await self.get(_router_path(name), replies.RouterState)
 
     async def routers(
         self, prefix: str = "", *, source: str = "", dest: str = ""
     ) -> AsyncIterator[replies.Router]:
-        asked = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
+        params = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
         cursor: str | None = ""
         while cursor is not None:
-            page = await self.get("/v0/routers", replies.RouterPage, {**asked, "cursor": cursor})
+            page = await self.get("/v0/routers", replies.RouterPage, {**params, "cursor": cursor})
             for router in page.routers:
                 yield router
             cursor = page.next_cursor
 
     async def drop_router(self, name: str) -> bool:
-        """Whether there was one. Copies that were made stay."""
+        """Delete a router; return True if it existed. Existing copies stay."""
         return (await self.call("DELETE", _router_path(name), replies.DeleteRouterReply)).deleted
 
     def watch(
@@ -135,8 +135,8 @@ class AsyncClient:
         strong: bool = False,
         raw_data: bool = False,
     ) -> AsyncWatch:
-        """What is in these boxes and comes to them, as (box, item), over one connection that is made again
-        when it is lost. A box starts after the seq that is given for it; None is at its end. With
+        """Watch these boxes, as (box, item), over one connection that is made again when it is lost. Each box
+        starts after its seq in `boxes`; None starts at its head. With
         `raw_data` the data of a record is a `msgspec.Raw`, the JSON text as it was appended."""
         return AsyncWatch(self, boxes, node=node, include_tags=include_tags, strong=strong, raw_data=raw_data)
 
@@ -192,12 +192,12 @@ class AsyncClient:
         retry: Retry | None = None,
     ) -> T:
         """One request, with a JSON body or without, and its answer."""
-        sent = None if body is None else msgspec.json.encode(body)
-        raw = await self.send(method, path, sent, is_repeatable=is_repeatable, retry=retry)
+        content = None if body is None else msgspec.json.encode(body)
+        raw = await self.send(method, path, content, is_repeatable=is_repeatable, retry=retry)
         try:
             return answers.decode(raw, kind)
         except msgspec.DecodeError as error:
-            raise NotAnAnswer(f"{self.url}{path} answered what is not understood: {error}") from error
+            raise NotAnAnswer(f"{self.url}{path} sent a reply that cannot be decoded: {error}") from error
 
     async def send(
         self,
@@ -209,7 +209,8 @@ class AsyncClient:
         is_urgent: bool = False,
         retry: Retry | None = None,
     ) -> bytes:
-        """As `call`, with bytes. Repeats what may be repeated; what it raises is true of all attempts."""
+        """As `call`, with bytes. Repeats a request that may be repeated; the error it raises is true of all
+        attempts."""
         attempts = Attempts(retry or self.retry, is_repeatable=is_repeatable)
         while True:
             try:
@@ -236,7 +237,7 @@ class AsyncClient:
 
     @property
     def transport(self) -> AsyncTransport:
-        """For streams, which have their own way of going on."""
+        """For streams, which reconnect by themselves."""
         return self._transport
 
 

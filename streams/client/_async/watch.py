@@ -1,7 +1,7 @@
-"""Boxes as the server pushes them (v0 §7), over a connection that is made again when it is lost.
+"""Watches boxes (v0 §7): the server pushes records, and a lost connection is made again.
 
-A session remembers on the server how far it got. What was on its way when a connection was lost is asked for
-again by the id of the last event that came; when the session itself is gone, a new one begins where we are.
+The server keeps the position of a session. After a lost connection the client resumes from the id of the last
+event it got; when the session itself is gone, a new one begins at the client's position.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class AsyncWatch:
             self._last_id = event.id
         match event.name:
             case "record":
-                found = decode(event.data, self._records_kind)
-                self.cursors[found.box] = found.to_seq
-                return [(found.box, record) for record in found.records]
+                page = decode(event.data, self._records_kind)
+                self.cursors[page.box] = page.to_seq
+                return [(page.box, record) for record in page.records]
             case "tombstone":
                 gap = decode(event.data, _Gap)
                 self.cursors[gap.box] = gap.earliest_seq - 1  # of a box made anew, its first is next
@@ -152,9 +152,9 @@ class AsyncWatch:
                 caught_up = decode(event.data, CaughtUp)
                 return [(caught_up.box, caught_up)]
             case "box-deleted":
-                deleted = decode(event.data, BoxDeleted)
-                self.cursors.pop(deleted.box, None)
-                return [(deleted.box, deleted)]
+                deletion = decode(event.data, BoxDeleted)
+                self.cursors.pop(deletion.box, None)
+                return [(deletion.box, deletion)]
             case "error":
                 fault = decode(event.data, _Fault)
                 raise AnswerLost(f"the server ended the stream: {fault.error or fault.code}")

@@ -70,11 +70,11 @@ class Box:
         disable_backpressure: bool = False,
         retry: Retry | None = None,
     ) -> replies.AppendReply:
-        """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
+        """Appends all of them, with seqs in a row, or none. A value that is not an `Entry` becomes its data.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
-        never doubled. With `disable_backpressure` it is urgent: it goes before others and is not refused for
-        pressure. That is for the few writes that must go through.
+        never doubled. With `disable_backpressure` it is urgent: it goes before others and is not refused
+        under load. Use it for the few writes that must go through.
         """
         fields: dict[str, Any] = {
             "match_seq": match_seq,
@@ -99,7 +99,7 @@ class Box:
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> replies.AppendReply:
-        """The same with each record as the JSON of an `Entry`."""
+        """Append records that are JSON of an `Entry` each."""
         body = answers.append_body(records, key, fields)
         is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
@@ -127,10 +127,10 @@ class Box:
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
     ) -> replies.DeleteRecordsReply:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
-        or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
-        has come since."""
-        asked = {"match": match, "before_seq": before_seq}
-        body = {name: value for name, value in asked.items() if value is not None}
+        or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would delete
+        records that were appended since."""
+        fields = {"match": match, "before_seq": before_seq}
+        body = {name: value for name, value in fields.items() if value is not None}
         is_repeatable = before_seq is not None
         return self.client.call(
             "POST", f"{self.path}/delete", replies.DeleteRecordsReply, body, is_repeatable=is_repeatable
@@ -139,19 +139,19 @@ class Box:
     # -- reading
 
     def read(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> Reader:
-        """What follows `from_seq` (or is not older than `from_ts`, or follows the group's cursor), up to what
-        is the end when the reading begins. Yields `Record` and, where records were lost, `Tombstone`."""
+        """Read records after `from_seq` (or from `from_ts` on, or after the group's cursor) up to the head at
+        the start of the read. Yields `Record` and, where records were lost, `Tombstone`."""
         return Reader(self, from_seq, **options)
 
     def follow(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> Reader:
-        """As `read`, and then what comes, for ever; it waits for a server that is away."""
+        """As `read`, then new records, for ever. Waits while the server is unreachable."""
         return Reader(self, from_seq, is_endless=True, **options)
 
     def watch(
         self, from_seq: int | None = None, *, node: str | None = None, include_tags: bool = True
     ) -> BoxWatch:
-        """What follows `from_seq` (None: what comes from now on), pushed by the server as it happens; the
-        connection is made again when it is lost. Yields `Record` and `Tombstone`."""
+        """Watch records after `from_seq` (None: new records only), pushed by the server. A lost connection is
+        made again. Yields `Record` and `Tombstone`."""
         return BoxWatch(
             self.client.watch({self.name: from_seq}, node=node, include_tags=include_tags), self.name
         )
@@ -162,7 +162,7 @@ class Box:
         return self.client.call("POST", f"{self.path}/diff", answers.Page, body, retry=retry)
 
     def raw_page(self, *, retry: Retry | None = None, **options: Any) -> answers.RawPage:
-        """The same with each record as the bytes that came."""
+        """As `page`, with each record as the bytes of the reply."""
         return self.client.call("POST", f"{self.path}/diff", answers.RawPage, options, retry=retry)
 
     def tail(
@@ -172,28 +172,28 @@ class Box:
         match: str | list[str] | None = None,
         node: str | list[str] | None = None,
     ) -> list[Record | Tombstone]:
-        """The last `count` records that are there, and match. A tombstone is among them when records were
-        lost so late."""
+        """Return the last `count` records that match. A tombstone is among them when records in that range
+        were lost."""
         state = self.state()
-        wanted = _TAIL_MARGIN * count
+        span = _TAIL_MARGIN * count
         while True:
-            start = max(state.head_seq - wanted, state.earliest_seq - 1, 0)
-            found = [item for item in self.read(start, match=match, node=node)]
-            records = [item for item in found if isinstance(item, Record)]
+            start = max(state.head_seq - span, state.earliest_seq - 1, 0)
+            items = [item for item in self.read(start, match=match, node=node)]
+            records = [item for item in items if isinstance(item, Record)]
             if len(records) >= count or start < state.earliest_seq:
                 break
-            wanted *= 4
+            span *= 4
         if len(records) <= count:
-            return found
+            return items
         first = records[-count].seq if count else state.head_seq + 1
-        return [item for item in found if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
+        return [item for item in items if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
 
     def record(self, seq: int) -> Record:
         """One record; `NotFound` when it is gone or never was."""
         return (self.client.get(f"{self.path}/records/{seq}", replies.OneRecord)).record
 
     def position(self) -> replies.Tail:
-        """Where its end is."""
+        """Return the head of the box."""
         return self.client.get(f"{self.path}/tail", replies.Tail)
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> BoxSnapshots:
@@ -203,7 +203,7 @@ class Box:
     def stored_snapshots(
         self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
     ) -> StoredSnapshots:
-        """The same kept in a folder, or in an object store by its URL."""
+        """Snapshots kept in a folder, or in an object store by its URL."""
         store = open_store(place) if isinstance(place, str | Path) else place
         return StoredSnapshots(self, store, dump=dump, load=load)
 
@@ -245,8 +245,8 @@ class Box:
     def groups(self, prefix: str = "") -> Iterator[replies.GroupState]:
         cursor: str | None = ""
         while cursor is not None:
-            asked = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
-            page = self.client.get(f"{self.path}/groups", replies.GroupPage, asked)
+            params = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
+            page = self.client.get(f"{self.path}/groups", replies.GroupPage, params)
             for group in page.groups:
                 yield group
             cursor = page.next_cursor
@@ -262,7 +262,8 @@ class Group:
         return f"<Group {self.name} of {self._box.name}>"
 
     def commit(self, cursor: int, *, if_cursor: int | None = None) -> None:
-        """Remembers the seq up to which all is dealt with. `SeqMismatch` when it is not `if_cursor` now."""
+        """Save the seq up to which all records are processed. `SeqMismatch` when the cursor is not
+        `if_cursor`."""
         body = {"cursor": cursor} | ({"if_cursor": if_cursor} if if_cursor is not None else {})
         self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
 
@@ -270,5 +271,5 @@ class Group:
         return self._box.client.get(self._path, replies.GroupState)
 
     def drop(self) -> bool:
-        """Whether there was one."""
+        """Delete the group; return True if it existed."""
         return (self._box.client.call("DELETE", self._path, replies.DeleteGroupReply)).deleted

@@ -66,7 +66,7 @@ class Client:
         return Box(self, name)
 
     def queue(self, name: str) -> Queue:
-        """The same for a box that is a queue."""
+        """The queue of this name, whether it exists or not; nothing is sent."""
         return Queue(self, name)
 
     def boxes(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[replies.ListedBox]:
@@ -109,20 +109,20 @@ class Client:
         return self.call("PUT", _router_path(name), replies.PutRouterReply, body)
 
     def router(self, name: str) -> replies.RouterState:
-        """Its definition, and how far it is."""
+        """Return the definition and progress of a router."""
         return self.get(_router_path(name), replies.RouterState)
 
     def routers(self, prefix: str = "", *, source: str = "", dest: str = "") -> Iterator[replies.Router]:
-        asked = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
+        params = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
         cursor: str | None = ""
         while cursor is not None:
-            page = self.get("/v0/routers", replies.RouterPage, {**asked, "cursor": cursor})
+            page = self.get("/v0/routers", replies.RouterPage, {**params, "cursor": cursor})
             for router in page.routers:
                 yield router
             cursor = page.next_cursor
 
     def drop_router(self, name: str) -> bool:
-        """Whether there was one. Copies that were made stay."""
+        """Delete a router; return True if it existed. Existing copies stay."""
         return (self.call("DELETE", _router_path(name), replies.DeleteRouterReply)).deleted
 
     def watch(
@@ -134,8 +134,8 @@ class Client:
         strong: bool = False,
         raw_data: bool = False,
     ) -> Watch:
-        """What is in these boxes and comes to them, as (box, item), over one connection that is made again
-        when it is lost. A box starts after the seq that is given for it; None is at its end. With
+        """Watch these boxes, as (box, item), over one connection that is made again when it is lost. Each box
+        starts after its seq in `boxes`; None starts at its head. With
         `raw_data` the data of a record is a `msgspec.Raw`, the JSON text as it was appended."""
         return Watch(self, boxes, node=node, include_tags=include_tags, strong=strong, raw_data=raw_data)
 
@@ -191,12 +191,12 @@ class Client:
         retry: Retry | None = None,
     ) -> T:
         """One request, with a JSON body or without, and its answer."""
-        sent = None if body is None else msgspec.json.encode(body)
-        raw = self.send(method, path, sent, is_repeatable=is_repeatable, retry=retry)
+        content = None if body is None else msgspec.json.encode(body)
+        raw = self.send(method, path, content, is_repeatable=is_repeatable, retry=retry)
         try:
             return answers.decode(raw, kind)
         except msgspec.DecodeError as error:
-            raise NotAnAnswer(f"{self.url}{path} answered what is not understood: {error}") from error
+            raise NotAnAnswer(f"{self.url}{path} sent a reply that cannot be decoded: {error}") from error
 
     def send(
         self,
@@ -208,7 +208,8 @@ class Client:
         is_urgent: bool = False,
         retry: Retry | None = None,
     ) -> bytes:
-        """As `call`, with bytes. Repeats what may be repeated; what it raises is true of all attempts."""
+        """As `call`, with bytes. Repeats a request that may be repeated; the error it raises is true of all
+        attempts."""
         attempts = Attempts(retry or self.retry, is_repeatable=is_repeatable)
         while True:
             try:
@@ -235,7 +236,7 @@ class Client:
 
     @property
     def transport(self) -> Transport:
-        """For streams, which have their own way of going on."""
+        """For streams, which reconnect by themselves."""
         return self._transport
 
 

@@ -100,7 +100,7 @@ class Producer:
         self._newest: Batch[Flag] | None = None
         self._waiting_for_room: list[Flag] = []
         self._failures: list[Batch[Flag]] = []
-        self._acked = self._failed = 0
+        self._acked_count = self._failed_count = 0
         self._is_closing = False
         self._bell = Bell()
         self._crew = Crew()
@@ -122,7 +122,7 @@ class Producer:
     ) -> None:
         self._close()
         if isinstance(error, Exception):
-            # What was submitted before the block failed still goes. Only who is told to end goes at once.
+            # Records submitted before the block failed are still sent. Only a cancelled task ends at once.
             self._crew.__exit__(None, None, None)
             return
         self._crew.__exit__(kind, error, trace)
@@ -144,7 +144,7 @@ class Producer:
         return self.submit_encoded(answers.encode_entry(Entry(data, tag, node, meta, ts)))
 
     def submit_encoded(self, record: bytes) -> Ticket:
-        """The same with the JSON of an `Entry`."""
+        """Submit a record that is the JSON of an `Entry`."""
         backlog = self._backlog
         while True:
             with self._lock:
@@ -185,7 +185,7 @@ class Producer:
     def statistics(self) -> ProducerStatistics:
         with self._lock:
             return ProducerStatistics(
-                self._acked, self._failed, self._backlog.held_records, self._batches_begun
+                self._acked_count, self._failed_count, self._backlog.held_records, self._batches_begun
             )
 
     def _close(self) -> None:
@@ -221,7 +221,7 @@ class Producer:
                     self._bell.wait(due_in_s)
                     continue
                 self._deliver(batch, 0, batch.count, batch.key)
-                self._settled(batch)
+                self._on_settled(batch)
                 if self._has_stopped:
                     return
         finally:
@@ -233,8 +233,8 @@ class Producer:
             return
         outcome: int | StreamsError
         try:
-            appended = self._sender.append_encoded(batch.records[start:end], key=key, retry=self._retry)
-            outcome = appended.first_seq
+            reply = self._sender.append_encoded(batch.records[start:end], key=key, retry=self._retry)
+            outcome = reply.first_seq
         except Refused as error:
             if end - start > 1 and error.code in _ONE_IS_TO_BLAME:
                 half = (start + end) // 2
@@ -247,14 +247,14 @@ class Producer:
         self._has_stopped = self._stops_at_failure and isinstance(outcome, StreamsError)
         batch.settle(end - start, outcome)
 
-    def _settled(self, batch: Batch[Flag]) -> None:
+    def _on_settled(self, batch: Batch[Flag]) -> None:
         start = 0
         with self._lock:
             for end, outcome in batch.runs:
                 if isinstance(outcome, int):
-                    self._acked += end - start
+                    self._acked_count += end - start
                 else:
-                    self._failed += end - start
+                    self._failed_count += end - start
                 start = end
             has_failed = any(isinstance(outcome, StreamsError) for _, outcome in batch.runs)
             if has_failed and len(self._failures) < _FAILURES_KEPT:
@@ -266,14 +266,14 @@ class Producer:
             room.set()
 
     def _give_up(self, batch: Batch[Flag] | None) -> None:
-        """The thread was told to end, or ends at a failure. What was on its way is uncertain; the rest was
-        not sent."""
+        """Settle all records when the thread ends early or stops at a failure. The batch in flight is
+        uncertain; the rest was not sent."""
         self._close()
-        error: StreamsError = AnswerLost("the producer was ended while this was on its way")
+        error: StreamsError = AnswerLost("the producer was cancelled while this batch was in flight")
         while True:
             if batch is not None and not batch.flag.is_set():
                 batch.settle(batch.count - batch.settled_count, error)
-                self._settled(batch)
+                self._on_settled(batch)
             with self._lock:
                 if self._backlog.is_empty:
                     return

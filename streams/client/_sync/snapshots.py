@@ -82,36 +82,36 @@ class BoxSnapshots:
 
     def restore_and_follow(self) -> Iterator[Restored | Record | Tombstone]:
         """The newest state, then every record after it, for ever. Parts of snapshots are not shown."""
-        restored = self.load()
-        yield restored
-        seen = restored.seq
+        newest = self.load()
+        yield newest
+        position = newest.seq
         assembler = Assembler()
-        #: What comes between the parts of a snapshot that has overtaken us; it goes after the new state.
-        held: list[Record | Tombstone] | None = None
-        reader = self._box.follow(seen)
+        #: Items between the parts of a snapshot that is newer than our state; they follow the new state.
+        pending: list[Record | Tombstone] | None = None
+        reader = self._box.follow(position)
         for item in reader:
             part = part_of(item) if isinstance(item, Record) else None
             if part is None:
-                if held is not None:
-                    held.append(item)
+                if pending is not None:
+                    pending.append(item)
                 else:
                     yield item
-                    seen = _end_of(item)
+                    position = _end_of(item)
             else:
                 assert isinstance(item, Record)
                 content = assembler.add(part, item.data)
-                if _overtakes(part, seen):
-                    held = [] if held is None else held
+                if _overtakes(part, position):
+                    pending = [] if pending is None else pending
                     if content is not None:
                         yield Restored(self._load(content), part.covers)
-                        seen = part.covers
+                        position = part.covers
             # The write that trims is the one that completes. So when all there is has been read and the
-            # snapshot is not whole, nothing was trimmed for it, and what was held is simply next.
-            if held is not None and (not _overtakes(part, seen) or reader.is_caught_up):
-                for each in held:
+            # snapshot is not whole, nothing was trimmed for it, and the pending items are next.
+            if pending is not None and (not _overtakes(part, position) or reader.is_caught_up):
+                for each in pending:
                     yield each
-                    seen = _end_of(each)
-                held = None
+                    position = _end_of(each)
+                pending = None
 
 
 def _end_of(item: Record | Tombstone) -> int:
@@ -120,8 +120,8 @@ def _end_of(item: Record | Tombstone) -> int:
     return item.seq if isinstance(item, Record) else item.earliest_seq - 1
 
 
-def _overtakes(part: Part | None, seen: int) -> bool:
-    return part is None or part.covers > seen
+def _overtakes(part: Part | None, position: int) -> bool:
+    return part is None or part.covers > position
 
 
 class StoredSnapshots:
@@ -160,20 +160,20 @@ class StoredSnapshots:
 
     def restore_and_follow(self) -> Iterator[Restored | Record | Tombstone]:
         """The newest state, then every record after it, for ever."""
-        restored = self.load()
-        yield restored
-        seen = restored.seq
-        reader = self._box.follow(seen)
+        newest = self.load()
+        yield newest
+        position = newest.seq
+        reader = self._box.follow(position)
         for item in reader:
             start = item.seq if isinstance(item, Record) else item.gap_from
-            if start > seen + 1 and reader.earliest_seq > seen + 1:
+            if start > position + 1 and reader.earliest_seq > position + 1:
                 newer = self.load()
-                if newer.seq > seen:
+                if newer.seq > position:
                     yield newer
-                    seen = newer.seq
-            if _end_of(item) > seen or isinstance(item, Tombstone):
+                    position = newer.seq
+            if _end_of(item) > position or isinstance(item, Tombstone):
                 yield item
-                seen = _end_of(item)
+                position = _end_of(item)
 
     def _names(self, generation: int) -> list[str]:
         ours = f"-{generation}.snapshot"

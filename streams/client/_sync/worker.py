@@ -11,7 +11,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from streams.client.answers import Job
-from streams.client.concurrency import Bell, Crew, Flag, shielded, sleep
+from streams.client.concurrency import Bell, Crew, Flag, shield, sleep
 from streams.client.retry import FOREVER
 from streams.client.working import Handler, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
@@ -27,7 +27,7 @@ _WAIT_MS = 2_000
 #: Leases are extended so often within their length: two may fail and the third still comes in time.
 _EXTENSIONS_PER_LEASE = 4
 _LAST_PAUSE_S = 0.05
-#: For giving a job back when the worker is told to end at once.
+#: Time to give a job back when the worker is cancelled.
 _GIVE_BACK_S = 2.0
 #: More jobs than that cannot be extended in one request.
 _CONCURRENCY_MAX = 1000
@@ -57,24 +57,26 @@ class Worker:
         self._raw_data = raw_data
         self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._stopping = Flag()
-        self._finished = Flag()
-        self._freed = Bell()
+        self._end_flag = Flag()
+        self._slot_bell = Bell()
         #: Guards what follows; never held over a wait.
         self._lock = threading.Lock()
-        self._held: dict[int, Job] = {}
-        self._done = self._given_back = self._failed = self._lost = 0
+        self._jobs: dict[int, Job] = {}
+        self._done_count = self._returned_count = self._failed_count = self._lost_count = 0
 
     def __repr__(self) -> str:
-        return f"<Worker {self.node} of {self._queue.name}, {len(self._held)} held>"
+        return f"<Worker {self.node} of {self._queue.name}, {len(self._jobs)} held>"
 
     def statistics(self) -> WorkerStatistics:
         with self._lock:
-            return WorkerStatistics(self._done, self._given_back, self._failed, self._lost, len(self._held))
+            return WorkerStatistics(
+                self._done_count, self._returned_count, self._failed_count, self._lost_count, len(self._jobs)
+            )
 
     def stop(self) -> None:
         """No more jobs; `run` returns when those at work are finished. May be called from a handler."""
         self._stopping.set()
-        self._freed.ring()
+        self._slot_bell.ring()
 
     def run(self, *, drain: bool = False) -> None:
         """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
@@ -84,18 +86,18 @@ class Worker:
             crew.start(self._keep_leases, lease_ms)
             try:
                 self._keep_claiming(crew, drain)
-                while self._held:
-                    self._freed.wait()
+                while self._jobs:
+                    self._slot_bell.wait()
             finally:
                 self._stopping.set()
-                self._finished.set()
+                self._end_flag.set()
 
     def _keep_claiming(self, crew: Crew, drain: bool) -> None:
         wait_ms = 0 if drain else _WAIT_MS
         while not self._stopping.is_set():
-            free = self._concurrency - len(self._held)
+            free = self._concurrency - len(self._jobs)
             if free == 0:
-                self._freed.wait()
+                self._slot_bell.wait()
                 continue
             jobs = self._queue.claim(
                 self.node,
@@ -106,12 +108,12 @@ class Worker:
                 raw_data=self._raw_data,
             )
             with self._lock:
-                self._held.update((job.seq, job) for job in jobs)
+                self._jobs.update((job.seq, job) for job in jobs)
             for job in jobs:
                 crew.start(self._work, job)
             if drain and not jobs:
-                if self._held:
-                    self._freed.wait()
+                if self._jobs:
+                    self._slot_bell.wait()
                 elif self._is_drained():
                     return
                 else:  # others are at work; what they give back is ours
@@ -127,43 +129,43 @@ class Worker:
                 self._handler(job)
             except Nack as verdict:
                 self._give_back(job, verdict.delay_ms)
-                self._count(given_back=1)
+                self._count(returns=1)
             except Exception:
                 # It is not ours, and it must not end the worker: whatever it is, the job is to be tried
                 # again.
                 log.exception("the handler of job %d of %s raised", job.seq, self._queue.name)
-                self._count(failed=1)
+                self._count(failures=1)
                 self._give_back(job, delay_ms(job.deliveries))
-            except BaseException:  # the worker is told to end at once
-                with shielded(_GIVE_BACK_S):
+            except BaseException:  # the worker is cancelled
+                with shield(_GIVE_BACK_S):
                     self._give_back(job, 0)
                 raise
             else:
                 self._ack(job)
         finally:
             with self._lock:
-                self._held.pop(job.seq, None)
-            self._freed.ring()
+                self._jobs.pop(job.seq, None)
+            self._slot_bell.ring()
 
     def _ack(self, job: Job) -> None:
         try:
-            settled = self._queue.ack(self.node, [job])
+            reply = self._queue.ack(self.node, [job])
         except StreamsError as error:
-            log.error("job %d of %s is done, but the ack failed: %s", job.seq, self._queue.name, error)
-            self._count(lost=1)
+            log.error("job %d of %s was processed, but its ack failed: %s", job.seq, self._queue.name, error)
+            self._count(losses=1)
             return
-        if settled.skipped:
-            log.warning("job %d of %s is done, but its lease was over", job.seq, self._queue.name)
-            self._count(lost=1)
+        if reply.skipped:
+            log.warning("job %d of %s was processed, but its lease had expired", job.seq, self._queue.name)
+            self._count(losses=1)
         else:
-            self._count(done=1)
+            self._count(acks=1)
 
-    def _count(self, *, done: int = 0, given_back: int = 0, failed: int = 0, lost: int = 0) -> None:
+    def _count(self, *, acks: int = 0, returns: int = 0, failures: int = 0, losses: int = 0) -> None:
         with self._lock:
-            self._done += done
-            self._given_back += given_back
-            self._failed += failed
-            self._lost += lost
+            self._done_count += acks
+            self._returned_count += returns
+            self._failed_count += failures
+            self._lost_count += losses
 
     def _give_back(self, job: Job, after_ms: int) -> None:
         try:
@@ -175,15 +177,15 @@ class Worker:
     def _keep_leases(self, lease_ms: int) -> None:
         pause_s = lease_ms / 1000 / _EXTENSIONS_PER_LEASE
         while True:
-            if self._finished.wait(pause_s):
-                if not self._held:
+            if self._end_flag.wait(pause_s):
+                if not self._jobs:
                     return
                 sleep(_LAST_PAUSE_S)  # `run` was interrupted, and handlers are finishing
             with self._lock:
-                held = list(self._held.values())
-            if not held:
+                jobs = list(self._jobs.values())
+            if not jobs:
                 continue
             try:
-                self._queue.extend(self.node, held, lease_ms=lease_ms)
+                self._queue.extend(self.node, jobs, lease_ms=lease_ms)
             except StreamsError as error:
                 log.warning("leases of %s could not be extended: %s", self._queue.name, error)

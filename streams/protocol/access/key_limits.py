@@ -1,8 +1,8 @@
-"""How much one key may have: boxes, routers, groups, sessions, bytes, requests (v0 §12). Pure.
+"""Limits of a key: boxes, routers, groups, sessions, bytes, requests (v0 §12). Pure.
 
-What is stored is counted by the names that the key may use: everything under its prefixes, whichever key made
-it, and everything on the server when the key has none. Sessions and transactions are counted by the key that
-made them. A limit of 0 is no limit.
+Stored things count by the names that the key may use: everything under its prefixes, whichever key made it,
+and everything on the server when the key has no prefixes. Sessions and transactions are counted by the key
+that made them. A limit of 0 is no limit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     stored_bytes: int = 0
     requests_per_s: int = 0
 
-    def shown(self) -> dict[str, int]:
-        """The limits that there are, by name."""
+    def to_fields(self) -> dict[str, int]:
+        """Return the limits that are set, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
 
 class Use(msgspec.Struct, array_like=True, gc=False):
-    """What a key uses, in a shard or on the whole server: one number for each limit that shards enforce."""
+    """The usage of a key, in a shard or on the whole server: a number for each limit that shards enforce."""
 
     boxes: int = 0
     routers: int = 0
@@ -48,14 +48,14 @@ class Use(msgspec.Struct, array_like=True, gc=False):
 
 
 class ExchangeUse(msgspec.Struct, array_like=True, frozen=True):
-    """A gateway says what keys use in other shards, and asks what they use in this one."""
+    """A gateway reports the usage of keys in other shards, and asks for their usage in this one."""
 
     accounts: list[str]
     elsewhere: dict[str, Use] = {}
 
 
 class AccountsUse(msgspec.Struct, array_like=True, frozen=True):
-    """What these keys use in a shard. Keys that it does not know are left out."""
+    """Usage of keys in a shard, by id. Keys that the shard does not know are left out."""
 
     use: dict[str, Use]
 
@@ -66,7 +66,7 @@ decode_use = msgspec.msgpack.Decoder(AccountsUse).decode
 NAMES: Final = Limits.__struct_fields__
 STORED: Final = Use.__struct_fields__
 
-#: What a client can do about a limit, by its name.
+#: The next step for a client that has reached a limit, by the name of the limit.
 _NEXT_STEP: Final = {
     "boxes": "delete some boxes",
     "routers": "delete some routers",
@@ -79,10 +79,10 @@ _NEXT_STEP: Final = {
 }
 
 
-def exceeded(name: str, *, used: int, limit: int) -> Throttled:
-    """The refusal of what would be more than the key may have."""
+def limit_exceeded_error(name: str, *, in_use: int, limit: int) -> Throttled:
+    """Return the error for a request that would exceed a limit of its key."""
     what = name.replace("_", " ").replace(" per s", " a second")
-    message = f"this key has {used} of {limit} {what}; {_NEXT_STEP[name]}, or have its limit raised"
+    message = f"this key has {in_use} of {limit} {what}; {_NEXT_STEP[name]}, or have its limit raised"
     if name == "requests_per_s":
         message = f"this key may send {limit} {what}; {_NEXT_STEP[name]}, or have its limit raised"
-    return Throttled(message, limit=f"{name}_per_key", max=limit, used=used)
+    return Throttled(message, limit=f"{name}_per_key", max=limit, used=in_use)

@@ -8,10 +8,10 @@ Rules of the file
 - The id of a key is its identity: limits are counted, and sessions and transactions are owned, by id. Two
   secrets may share an id, so that one can take the place of the other; everything else of them is the same.
 - A secret is turned into its SHA-256 digest where it is read, and only the digest is kept.
-- A complaint says which entry is wrong and never shows a part of it: whoever has a colon in a secret has
-  written the end of it where scopes belong.
-- A presented secret is compared with every key, in constant time each, so that the time of an answer tells
-  nothing of how near it came.
+- An error names the entry that is wrong and never shows a part of it: if a secret contains a colon, its end
+  stands where scopes belong.
+- A presented secret is compared with every key, in constant time each, so that the response time
+  does not reveal how close it came.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Key(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, "account", self.id)
 
     @property
-    def passed_on(self) -> Grant | None:
-        """What a shard has to look at for this key; nothing when the key allows everything."""
+    def shard_grant(self) -> Grant | None:
+        """The grant that a shard must check for this key; None when the key allows everything."""
         return None if self.grant.is_whole else self.grant
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 def default_id(digest: str) -> str:
-    """The id of a key that was given none. It tells less of the secret than the digest does."""
+    """Return the id of a key without one. It reveals less of the secret than the digest does."""
     return f"key-{hashlib.sha256(b'id of a key ' + digest.encode()).hexdigest()[:10]}"
 
 
@@ -88,17 +88,17 @@ class KeyRing(msgspec.Struct, frozen=True):
         return f"<KeyRing of {len(self.keys)}>"
 
     def find(self, secret: str) -> Key | None:
-        presented = digest_of(secret)
-        found: Key | None = None
+        digest = digest_of(secret)
+        match: Key | None = None
         for key in self.keys:
-            if hmac.compare_digest(key.digest, presented):
-                found = key
-        return found
+            if hmac.compare_digest(key.digest, digest):
+                match = key
+        return match
 
     def holds(self, key: Key) -> bool:
-        """Whether it is still here and still allows the same. Its limits may be others."""
-        wanted = (key.digest, key.grant, key.id)
-        return any((each.digest, each.grant, each.id) == wanted for each in self.keys)
+        """Return True if the key is still present with the same grant. Its limits may differ."""
+        identity = (key.digest, key.grant, key.id)
+        return any((each.digest, each.grant, each.id) == identity for each in self.keys)
 
     def accounts(self) -> dict[str, Key]:
         """The keys whose limits shards enforce, by id."""
@@ -154,7 +154,7 @@ def parse_ring(
         id, limits = _options(name, options, defaults if defaults and grant.prefixes else Limits())
         key = Key(digest_of(secret), grant, id, limits)
         if key.digest in keys:
-            raise MalformedKey(f"{name}: the same secret stands in an entry before it")
+            raise MalformedKey(f"{name}: an entry before it has the same secret")
         twin = by_id.setdefault(key.id, key)
         if (twin.grant, twin.limits) != (key.grant, key.limits):
             raise MalformedKey(
@@ -165,13 +165,13 @@ def parse_ring(
         if len(secret) < SECRET_CHARS_GOOD:
             warnings.append(f"{name}: the secret has fewer than {SECRET_CHARS_GOOD} characters")
     if len(keys) > KEYS_MAX:
-        raise MalformedKey(f"there are {len(keys)} keys; at most {KEYS_MAX} are compared with")
+        raise MalformedKey(f"there are {len(keys)} keys; at most {KEYS_MAX} are allowed")
     return KeyRing(tuple(keys.values())), warnings
 
 
 def _options(name: str, options: list[str], defaults: Limits) -> tuple[str, Limits]:
-    """The id and the limits that stand behind a key."""
-    given: dict[str, str] = {}
+    """Parse the id and the limits of an entry."""
+    values: dict[str, str] = {}
     for option in options:
         field, _, value = option.partition("=")
         if field not in ("id", *NAMES):
@@ -179,16 +179,16 @@ def _options(name: str, options: list[str], defaults: Limits) -> tuple[str, Limi
                 f"{name}: what follows a space must be name=value, with one of these names: id, "
                 + ", ".join(NAMES)
             )
-        if field in given:
-            raise MalformedKey(f"{name}: {field} stands there twice")
-        given[field] = value
-    id = given.pop("id", None)
+        if field in values:
+            raise MalformedKey(f"{name}: {field} is given twice")
+        values[field] = value
+    id = values.pop("id", None)
     if id is not None and _id(id) is None:
         raise MalformedKey(
             f"{name}: id must be 1 to 63 letters, digits, dots, dashes and underscores, beginning with a "
             "letter or digit"
         )
-    limits = {field: _limit(name, field, value) for field, value in given.items()}
+    limits = {field: _limit(name, field, value) for field, value in values.items()}
     return id or "", msgspec.structs.replace(defaults, **limits)
 
 

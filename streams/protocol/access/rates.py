@@ -11,7 +11,7 @@ Bounds: a bucket for each key with the limit that has sent something; at `BUCKET
 
 from __future__ import annotations
 
-from streams.protocol.access.key_limits import exceeded
+from streams.protocol.access.key_limits import limit_exceeded_error
 from streams.protocol.access.keys import KEYS_MAX, Key
 
 #: More than there are keys at a time. Ids that a reload took away may be among them.
@@ -54,7 +54,7 @@ class RequestRates:
         rate = limit / self._processes
         bucket = self._bucket(key.id, rate, now_s)
         if bucket.tokens < 1.0:
-            error = exceeded("requests_per_s", used=limit, limit=limit)
+            error = limit_exceeded_error("requests_per_s", in_use=limit, limit=limit)
             error.detail["retry_after_ms"] = 1 + int(1000 * bucket.next_back_s(rate, now_s))
             raise error
         bucket.tokens -= 1.0
@@ -69,7 +69,7 @@ class RequestRates:
         bucket.tokens -= 1.0
         return max(0.0, -bucket.tokens / rate)
 
-    def used(self, key: Key, now_s: float) -> int:
+    def in_use(self, key: Key, now_s: float) -> int:
         """About how many requests of the last second count, if all processes get as many as this one."""
         limit = key.limits.requests_per_s
         rate = limit / self._processes

@@ -134,7 +134,7 @@ class WatchOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class WatchBody(WatchOptions, forbid_unknown_fields=True, kw_only=True):
-    """What to watch (§7.1)."""
+    """The boxes to watch, and where to start in each (§7.1)."""
 
     boxes: Annotated[
         dict[BoxName, WatchStart],

@@ -28,11 +28,11 @@ EPOCH_MAX = 2**63 - 1
 
 
 # ---------------------------------------------------------------------------------------------------
-# Asked
+# Commands
 
 
 class States(msgspec.Struct, array_like=True, frozen=True):
-    """Boxes whose names start with `prefix`, after `after`; or these boxes, as far as they are there."""
+    """Lists boxes whose names start with `prefix`, after `after`; or those of `boxes` that exist."""
 
     prefix: str = ""
     after: str = ""
@@ -41,28 +41,30 @@ class States(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Locate(msgspec.Struct, array_like=True, frozen=True):
-    """The first seq at or after a time, for each (box, ts)."""
+    """Finds the first seq at or after a time, for each (box, ts)."""
 
-    wanted: list[tuple[str, int]]
+    lookups: list[tuple[str, int]]
 
 
 class Txn(msgspec.Struct, array_like=True, frozen=True):
-    """Which transaction: `epoch` counts those of one `writer`, upwards. `query` tells two runs apart that use
-    the same writer by mistake; with `reset` this one takes over from the other."""
+    """Identifies a transaction: `epoch` counts the transactions of one `writer`, upwards.
+
+    `query` distinguishes two runs that use the same writer by mistake; with `reset` this one takes over.
+    """
 
     writer: str
     epoch: int
     query: str = ""
     reset: bool = False
-    #: True for a writer with one epoch, whose name is never used again. Its mark is forgotten after a day.
+    #: True for a writer with one epoch, whose name is never used again. The shard forgets it after a day.
     once: bool = False
-    #: Names one attempt to write the epoch. The first put of another attempt drops what the one before has
-    #: put; an attempt that was replaced is refused. Empty: attempts are not told apart.
+    #: Names one attempt to write the epoch. The first put of another attempt drops the chunks of the
+    #: attempt before; a replaced attempt is refused. Empty: attempts are not distinguished.
     attempt: str = ""
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The key that asks for something of a transaction. A shard fills it in; it is never on the wire."""
+    """The key that sent a command of a transaction. The shard fills it in; it is never on the wire."""
 
     #: Empty for a process of the server's own user that has no key.
     key_id: str = ""
@@ -77,25 +79,25 @@ class TxnPutHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
     txn: Txn
     parcel: str
     chunk: int
-    packed: PackedHead
+    rows_head: PackedHead
 
 
 class TxnPut(TxnPutHead, frozen=True, gc=False):
-    """Rows to be held for a transaction. A chunk that is held already is not taken again."""
+    """Stores rows of a transaction until its commit. A chunk that the shard has already is ignored."""
 
-    #: What the message brought beside its head: checked, and kept as it came.
+    #: The body of the message: checked, and stored byte for byte.
     body: bytes
-    #: The same taken apart, which checking it has done anyway.
+    #: The rows of the body, which the check has decoded.
     rows: list[Rows] | None = None
     caller: Caller = LOCAL
 
 
 class TxnCommitHead(msgspec.Struct, array_like=True, frozen=True):
-    """Shows exactly these parcels, in this order: (parcel, how many chunks this shard has of it)."""
+    """Makes exactly these parcels visible, in this order: (parcel, number of its chunks on this shard)."""
 
     txn: Txn
     parcels: list[tuple[str, int]]
-    #: Says what the commit would say, and changes nothing.
+    #: Replies as the commit would, and changes nothing.
     dry: bool = False
 
 
@@ -104,7 +106,7 @@ class TxnCommit(TxnCommitHead, frozen=True):
 
 
 class TxnAbortHead(msgspec.Struct, array_like=True, frozen=True):
-    """Drops what is held: these parcels, or all of the transaction when there are none named."""
+    """Drops uncommitted parcels: those named, or all of the transaction when none is named."""
 
     txn: Txn
     parcels: list[str] = []
@@ -117,7 +119,7 @@ class TxnAbort(TxnAbortHead, frozen=True):
 
 
 class TxnListHead(msgspec.Struct, array_like=True, frozen=True):
-    """What is held, and what was committed last, of writers whose names start with `prefix`."""
+    """Lists uncommitted transactions and last commits of writers whose names start with `prefix`."""
 
     prefix: str = ""
 
@@ -131,11 +133,11 @@ BulkCommand = States | Locate | TxnCommand
 
 
 # ---------------------------------------------------------------------------------------------------
-# Told
+# Replies
 
 
 class BoxPosition(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a box stands. Loss lies below `evict_floor` (v0 §4.2)."""
+    """The range of seqs of a box, and its size. Records below `evict_floor` were lost (v0 §4.2)."""
 
     box: str
     generation: int
@@ -162,7 +164,7 @@ class LocateReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BoxResult(msgspec.Struct, array_like=True, frozen=True):
-    """What became of a box's rows. With an error nothing of them was written, and the seqs are 0."""
+    """The result for the rows of one box. With an error none of them was written, and the seqs are 0."""
 
     box: str
     first_seq: int = 0
@@ -178,16 +180,16 @@ class PutColumnsReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TxnPutReply(msgspec.Struct, array_like=True, frozen=True):
-    """`is_done`: the epoch was committed before, nothing was taken. `is_repeat`: the chunk was held."""
+    """`is_done`: the epoch was committed before; the chunk is ignored. `is_repeat`: the shard had it."""
 
     is_done: bool
     is_repeat: bool
-    #: What this shard holds of the transaction.
+    #: Uncommitted bytes of the transaction on this shard.
     held_bytes: int
 
 
 class TxnCommitReply(msgspec.Struct, array_like=True, frozen=True):
-    """`is_done`: the epoch was committed before, and nothing has changed; its boxes are not told again."""
+    """`is_done`: the epoch was committed before, and nothing has changed; `boxes` is empty."""
 
     is_done: bool
     records: int
@@ -203,7 +205,7 @@ class TxnAbortReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CommittedEpoch(msgspec.Struct, array_like=True, frozen=True):
-    """The last epoch of a writer that was committed."""
+    """The last committed epoch of a writer."""
 
     writer: str
     epoch: int
@@ -228,18 +230,18 @@ class PendingTxn(msgspec.Struct, array_like=True, frozen=True):
 
 
 class UnrenderedCommit(msgspec.Struct, array_like=True, frozen=True):
-    """A commit that stands and whose rows are not all rendered yet."""
+    """A committed transaction whose rows are not all rendered yet."""
 
     writer: str
     epoch: int
-    #: Rows that are left.
+    #: Rows still to render.
     records: int
 
 
 class TxnState(msgspec.Struct, array_like=True, frozen=True):
     held: list[PendingTxn]
     marks: list[CommittedEpoch]
-    #: Whether there are more than are shown.
+    #: True if there are more than this list shows.
     more: bool = False
     rendering: list[UnrenderedCommit] = []
 

@@ -33,54 +33,54 @@ def decode_columns(
 ) -> list[commands.Append]:
     """Packed columns as the writes that they are, one for each box, under the limits of `account`."""
     try:
-        packed = _packed_head(head)
+        columns_head = _packed_head(head)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"head: {error}") from None
-    key = check_idempotency_key(packed.idempotency_key) if packed.idempotency_key else None
+    key = check_idempotency_key(columns_head.idempotency_key) if columns_head.idempotency_key else None
     return [
         commands.Append(
             box=rows.box,
             columns=rows.columns,
             idempotency_key=key,
-            create=packed.create,
+            create=columns_head.create,
             return_seqs=False,
             account=account,
         )
-        for rows in unpack(packed, body, limits)
+        for rows in unpack(columns_head, body, limits)
     ]
 
 
 def _scan(head: bytes, body: bytes, limits: RecordLimits) -> commands.Scan:
-    asked = scans.scan_head_decoder.decode(head)
-    check_readable_name(asked.box)
-    if not 0 <= asked.columns <= scans.ALL:
-        raise InvalidRequest(f"columns: must be 0 to {scans.ALL}, got {asked.columns}", field="columns")
-    if min(asked.from_seq, asked.to_seq) < 0:
+    request = scans.scan_head_decoder.decode(head)
+    check_readable_name(request.box)
+    if not 0 <= request.columns <= scans.ALL:
+        raise InvalidRequest(f"columns: must be 0 to {scans.ALL}, got {request.columns}", field="columns")
+    if min(request.from_seq, request.to_seq) < 0:
         raise InvalidRequest("from_seq, to_seq: must not be negative", field="from_seq")
     return commands.Scan(
-        box=asked.box,
-        from_seq=check_seq(asked.from_seq, "from_seq"),
-        to_seq=check_seq(asked.to_seq, "to_seq"),
-        generation=asked.generation,
-        max_bytes=min(max(asked.max_bytes, 1), scans.BYTES_MAX),
-        columns=asked.columns,
+        box=request.box,
+        from_seq=check_seq(request.from_seq, "from_seq"),
+        to_seq=check_seq(request.to_seq, "to_seq"),
+        generation=request.generation,
+        max_bytes=min(max(request.max_bytes, 1), scans.BYTES_MAX),
+        columns=request.columns,
     )
 
 
 def _states(head: bytes, body: bytes, limits: RecordLimits) -> bulk.States:
-    asked = _states_head(head)
-    if not 1 <= asked.limit <= bulk.STATES_MAX:
-        raise InvalidRequest(f"limit: must be 1 to {bulk.STATES_MAX}, got {asked.limit}", field="limit")
-    if asked.boxes is not None and len(asked.boxes) > bulk.STATES_MAX:
-        raise InvalidRequest(f"boxes: has {len(asked.boxes)}, at most {bulk.STATES_MAX} are allowed")
-    return asked
+    request = _states_head(head)
+    if not 1 <= request.limit <= bulk.STATES_MAX:
+        raise InvalidRequest(f"limit: must be 1 to {bulk.STATES_MAX}, got {request.limit}", field="limit")
+    if request.boxes is not None and len(request.boxes) > bulk.STATES_MAX:
+        raise InvalidRequest(f"boxes: has {len(request.boxes)}, at most {bulk.STATES_MAX} are allowed")
+    return request
 
 
 def _locate(head: bytes, body: bytes, limits: RecordLimits) -> bulk.Locate:
-    asked = _locate_head(head)
-    if len(asked.wanted) > bulk.LOCATE_MAX:
-        raise InvalidRequest(f"wanted: has {len(asked.wanted)}, at most {bulk.LOCATE_MAX} are allowed")
-    return asked
+    request = _locate_head(head)
+    if len(request.lookups) > bulk.LOCATE_MAX:
+        raise InvalidRequest(f"wanted: has {len(request.lookups)}, at most {bulk.LOCATE_MAX} are allowed")
+    return request
 
 
 def _check_txn(txn: bulk.Txn) -> None:
@@ -100,29 +100,29 @@ def _check_parcel(parcel: str) -> None:
 
 
 def _put(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnPut:
-    asked = _put_head(head)
-    _check_txn(asked.txn)
-    _check_parcel(asked.parcel)
-    if not 0 <= asked.chunk <= bulk.CHUNK_MAX:
-        raise InvalidRequest(f"chunk: must be 0 to {bulk.CHUNK_MAX}, got {asked.chunk}", field="chunk")
-    rows = unpack(asked.packed, body, limits)
-    return bulk.TxnPut(asked.txn, asked.parcel, asked.chunk, asked.packed, body, rows)
+    request = _put_head(head)
+    _check_txn(request.txn)
+    _check_parcel(request.parcel)
+    if not 0 <= request.chunk <= bulk.CHUNK_MAX:
+        raise InvalidRequest(f"chunk: must be 0 to {bulk.CHUNK_MAX}, got {request.chunk}", field="chunk")
+    rows = unpack(request.rows_head, body, limits)
+    return bulk.TxnPut(request.txn, request.parcel, request.chunk, request.rows_head, body, rows)
 
 
 def _commit(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnCommit:
-    asked = _commit_head(head)
-    _check_txn(asked.txn)
-    if len(asked.parcels) > bulk.PARCELS_MAX:
-        raise InvalidRequest(f"parcels: has {len(asked.parcels)}, at most {bulk.PARCELS_MAX} are allowed")
-    if len({parcel for parcel, _ in asked.parcels}) != len(asked.parcels):
+    request = _commit_head(head)
+    _check_txn(request.txn)
+    if len(request.parcels) > bulk.PARCELS_MAX:
+        raise InvalidRequest(f"parcels: has {len(request.parcels)}, at most {bulk.PARCELS_MAX} are allowed")
+    if len({parcel for parcel, _ in request.parcels}) != len(request.parcels):
         raise InvalidRequest("parcels: one is named twice", field="parcels")
-    return bulk.TxnCommit(asked.txn, asked.parcels, asked.dry)
+    return bulk.TxnCommit(request.txn, request.parcels, request.dry)
 
 
 def _abort(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnAbort:
-    asked = _abort_head(head)
-    _check_txn(asked.txn)
-    return bulk.TxnAbort(asked.txn, asked.parcels, asked.forgets)
+    request = _abort_head(head)
+    _check_txn(request.txn)
+    return bulk.TxnAbort(request.txn, request.parcels, request.forgets)
 
 
 def _list(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnList:

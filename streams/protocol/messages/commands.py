@@ -1,7 +1,7 @@
-"""Every command a shard answers, and what it answers. Frozen, without behaviour.
+"""All commands of a shard, and their replies. Frozen structs without behaviour.
 
-A command names its box and holds what the request said, already checked for form (`requests.py` does that).
-A reply holds facts; `requests.py` words it as JSON. Bytes of records travel as `bytes`, never as objects.
+A command names its box and holds the fields of the request, whose form `requests.py` has checked. A reply
+holds facts; `requests.py` encodes it as JSON. Bytes of records travel as `bytes`, never as objects.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Follow(Diff, frozen=True, kw_only=True):
-    """The read of somebody who stays (v0 §7): answered like `Diff`, and as soon as there is something.
+    """A live read (v0 §7): answered like `Diff`, as soon as there are records.
 
-    `strong` shows only what is on the disk. `awaits_box` waits for a box that is not there to be made again,
-    where other reads are told at once that it is not there.
+    `strong` shows only records that are on disk. `awaits_box` waits until a missing box is created, where
+    other reads fail at once.
     """
 
     strong: bool = False
@@ -100,10 +100,9 @@ class Scan(Diff, frozen=True, kw_only=True):
 
 
 class ReadStream(Diff, frozen=True, kw_only=True):
-    """Records from a number on (`from_seq`: see `model/sequenced.py`), or from a time, or so many before the
-    end.
+    """Reads a stream from a number (`from_seq`: see `model/sequenced.py`), a time, or an offset from the end.
 
-    `begins` says that this is the first read of somebody, whose start is to be found and judged. `limit` and
+    `begins` marks the first read of a client: the shard resolves and checks its start. `limit` and
     `max_bytes`, in metered bytes, are exact: 0 is none at all.
     """
 
@@ -111,7 +110,7 @@ class ReadStream(Diff, frozen=True, kw_only=True):
     clamp: bool = False
     until: int | None = None
     begins: bool = True
-    #: Whether a start at the very end is fine, because the reader would wait there or be content.
+    #: True if a start at the tail is allowed, because the reader waits there or accepts an empty page.
     may_follow: bool = False
 
 
@@ -137,29 +136,29 @@ class SetFence(msgspec.Struct, frozen=True):
 
 
 class PutSession(msgspec.Struct, frozen=True):
-    """Keeps what a gateway wants to find again, whichever gateway asks: the state of a watch session."""
+    """Stores the state of a watch session, so that any gateway can resume it."""
 
     wid: str
     state: bytes
     ttl_ms: int
     epoch: int = 0
-    #: Whose it is: the id of a key, or nothing where no keys are asked for.
+    #: The id of the key that owns the session; empty when the server has no keys.
     owner: str = ""
 
 
 class TakeSession(msgspec.Struct, frozen=True):
-    """The session goes to whoever asks last, of those whose it is; its epoch tells the one before that it is
-    no longer theirs."""
+    """Takes over a session. The last caller with the right owner gets it; the new epoch fences off the former
+    holder."""
 
     wid: str
     ttl_ms: int
     owner: str = ""
-    #: True if the client says what it has had, so that an old state does no harm.
+    #: True if the client sent a cursor of its own, so that an old state does no harm.
     has_cursor: bool = False
 
 
 class KeepSession(msgspec.Struct, frozen=True):
-    """The holder of `epoch` says where the session is now, and that it lives."""
+    """Saves the position of a session and extends its life, for the holder of `epoch`."""
 
     wid: str
     epoch: int
@@ -220,9 +219,9 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(Records, frozen=True, kw_only=True):
-    """The answer to `Follow`. It travels as numbers and bare records, because a gateway words it."""
+    """The reply to `Follow`. It travels as numbers and bare records; a gateway renders it."""
 
-    #: When the box was last appended to.
+    #: Time of the last append to the box.
     appended_ms: int = 0
 
 

@@ -1,15 +1,15 @@
-"""Copies on their way from one box to another: the parcels, and what shards and the carrier say about them.
+"""Messages that copy records between boxes: of the shards, and of the relay between them.
 
-    source's shard ── Collect ──► parcels ── Forward ──► destination's shard
+    source's shard ── Collect ──► batches ── Forward ──► destination's shard
            ▲                                                     │
            └───── ReportDelivery ◄───── ForwardReply ◄───────────┘
 
-An **origin** is one ordered line of copies into a box: a router's, or the dead letters of a queue. Its
-**positions** count what the source has sent (a router's are the source's seqs). A Forward says which of them
-its records cover, `after` (exclusive) to `upto`, and the destination keeps the last `upto` in the very change
-that appends the records. So whoever repeats a Forward, for whatever reason, changes nothing.
+An **origin** is one ordered sequence of copies into a box: a router's, or the dead letters of a queue. Its
+**positions** count the records that the source has sent (a router's are the source's seqs). A Forward says
+which of them its records cover, `after` (exclusive) to `upto`, and the destination stores the last `upto` in
+the same change that appends the records. So a repeated Forward changes nothing.
 
-Records travel as they are stored: comma-joined text and a column of tags. Nobody on the way looks inside.
+Records travel as they are stored: comma-joined text and a column of tags. The relay does not decode them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from streams.protocol.model.boxes import BoxPatch
 
 _T = TypeVar("_T")
 
-#: Copies of copies are not made any more after this many steps (v0 §6.1).
+#: A record that was copied this many times is not copied again (v0 §6.1).
 HOPS_MAX = 16
 
-#: A name that no box can have. Reads wait for boxes by name; the carrier's question waits under this one.
+#: A name that no box can have. Reads wait by the name of their box; the relay's `Collect` waits under this.
 RELAY = ""
 
 
 class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A parcel's label. `life` is the generation of the source: positions of two lives do not compare."""
+    """The head of a copy batch. `life` is the generation of the source: positions of two generations do not
+    compare."""
 
     box: str
     origin: str
@@ -48,8 +49,8 @@ class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     #: Steps that these copies have made, this one included.
     hops: int = 1
     keep_nodes: bool = True
-    #: Whether a missing box is made, and whether an origin that the box does not know is taken up where this
-    #: parcel begins. Routers say no to both: their ends are tied before the first parcel leaves.
+    #: `create` creates a missing box. `bind` starts an unknown origin at the first position of this batch.
+    #: Routers set neither: their endpoints are attached before the first batch leaves.
     create: bool = False
     bind: bool = False
     config: BoxPatch | None = None
@@ -57,7 +58,7 @@ class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Forward(msgspec.Struct, frozen=True, gc=False):
-    """Append these copies, if the origin stands where the parcel begins."""
+    """Appends these copies, if the origin's position is where the batch begins."""
 
     head: ForwardHead
     #: The records as a batch keeps them, joined with commas.
@@ -73,7 +74,7 @@ class Forward(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForwardReply(msgspec.Struct, array_like=True, frozen=True):
-    """Where the origin stands now in its source's `life`, and how many records have come from it in this
+    """The origin's position in its source's `life`, and the number of records copied from it into this
     `generation` of the destination."""
 
     life: int
@@ -83,7 +84,7 @@ class ForwardReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Collect(msgspec.Struct, array_like=True, frozen=True):
-    """What is there to carry? `carrier` names the asker's life: what an earlier one had is given out anew."""
+    """Asks for outgoing batches. `carrier` is the id of the relay: batches of an earlier relay are resent."""
 
     carrier: int
     wait_ms: int = 0
@@ -91,7 +92,7 @@ class Collect(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CopyBatch(msgspec.Struct, array_like=True, frozen=True):
-    """One Forward to be carried: from which box, where to, its label (encoded) and its records."""
+    """One outgoing Forward: source box, destination box, encoded head and records."""
 
     number: int
     source: str
@@ -102,13 +103,13 @@ class CopyBatch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CollectReply(msgspec.Struct, array_like=True, frozen=True):
-    #: Which life of the shard gave them out: numbers begin anew in each.
+    #: The run of the shard that numbered them: numbers start again with each run.
     shard_life: int
     parcels: list[CopyBatch]
 
 
 class ReportDelivery(msgspec.Struct, array_like=True, frozen=True):
-    """What became of a parcel: the destination's answer, or the code and message of why there is none."""
+    """Reports the result of a batch: the destination's reply, or code and message of an error."""
 
     shard_life: int
     number: int
@@ -118,12 +119,14 @@ class ReportDelivery(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ReportDeliveryReply(msgspec.Struct, array_like=True, frozen=True):
-    known: bool
+    is_known: bool
 
 
 class AttachEndpoint(msgspec.Struct, frozen=True, tag="Tie", kw_only=True):
-    """Ties one end of a router to a box: with a route its source, without one its destination. The positions
-    count from `position` on, of that life of the source. Repeated, it changes nothing but the route."""
+    """Attaches one endpoint of a router to a box: with a route its source, without one its destination.
+
+    Positions count from `position` in that life of the source. A repeat changes nothing but the route.
+    """
 
     box: str
     origin: str
@@ -133,7 +136,7 @@ class AttachEndpoint(msgspec.Struct, frozen=True, tag="Tie", kw_only=True):
 
 
 class DetachEndpoint(msgspec.Struct, frozen=True, tag="Untie"):
-    """Takes both ends of this origin off a box, if they are there."""
+    """Detaches both endpoints of this origin from a box, if they exist."""
 
     box: str
     origin: str
@@ -145,7 +148,7 @@ class GetOutbox(msgspec.Struct, frozen=True, tag=True):
 
 
 class ListEndpoints(msgspec.Struct, frozen=True, tag="ListTies"):
-    #: The version that the asker has; the answer is short when nothing has changed since.
+    #: The version that the caller has; the reply is short when nothing has changed since.
     version: int = -1
 
 
@@ -168,7 +171,7 @@ class OutboxState(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class EndpointList(msgspec.Struct, array_like=True, frozen=True):
-    """(box, origin) of every end at a source and at a destination."""
+    """(box, origin) of every endpoint at a source and at a destination."""
 
     version: int
     is_same: bool

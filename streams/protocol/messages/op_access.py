@@ -1,8 +1,8 @@
-"""What each op of the shard wire asks of a peer that came with a key (v0 §11). Pure.
+"""The permissions that each op of the shard wire needs from a peer with a key (v0 §11). Pure.
 
-Peers on the Unix sockets are ours and are asked nothing. A peer on the TCP listener has a grant, and every
-one of its messages passes `check_op` before it is looked at. An op without a line here is refused to it: a
-new op stays closed until somebody has said what it needs. The box that a command is for is checked when it is
+Peers on the Unix sockets are trusted and not checked. A peer on the TCP listener has a grant, and each of its
+messages passes `check_op` before it is decoded. An op without a line here is refused: a new op stays closed
+until its line is added. The box that a command is for is checked when it is
 decoded (`shard/server/peers.py`); names inside a body by the op's decoder (`RequestHead.grant`).
 """
 
@@ -18,7 +18,7 @@ from streams.protocol.messages import bulk
 
 class Need(NamedTuple):
     scopes: int
-    #: It is for no one box, or for boxes whose names nobody checks: a key that has prefixes is refused.
+    #: The op is for all boxes, or for boxes whose names are not checked: a key with prefixes is refused.
     is_whole: bool = False
     names_boxes: bool = True
 
@@ -49,13 +49,13 @@ OPS: dict[int, Need] = {
     wire.OP_STATES: Need(READ),
     wire.OP_LOCATE: Need(READ),
     wire.OP_TXN_PUT: Need(WRITE),
-    # They name parcels, whose boxes were looked at when they were put.
+    # They name parcels, whose boxes were checked when they were put.
     wire.OP_TXN_COMMIT: Need(WRITE, names_boxes=False),
     wire.OP_TXN_ABORT: Need(WRITE, names_boxes=False),
     wire.OP_TXN_LIST: Need(READ, is_whole=True),
 }
 
-#: Ours alone: sessions, routers, moves, exports and lists are for gateways and tools on this machine.
+#: For gateways and tools on this machine only: sessions, routers, moves, exports and lists.
 INTERNAL: frozenset[int] = frozenset(
     (
         wire.OP_STATS,
@@ -94,19 +94,19 @@ def check_op(grant: Grant, op: int) -> None:
 
 
 def boxes_of(command: object) -> list[str] | None:
-    """The boxes that a command is for; None when it names none."""
+    """Return the boxes that a command names; None when it names none."""
     if isinstance(command, bulk.TxnPut):
-        return command.packed.boxes
+        return command.rows_head.boxes
     if isinstance(command, bulk.States):
         return [command.prefix] if command.boxes is None else command.boxes
     if isinstance(command, bulk.Locate):
-        return [box for box, _ in command.wanted]
+        return [box for box, _ in command.lookups]
     box = getattr(command, "box", None)
     return [box] if isinstance(box, str) else None
 
 
 def check_boxes(grant: Grant, op: int, boxes: list[str] | None) -> None:
-    """`boxes` are those that the op's command is for; None when it names none."""
+    """Check the names of the boxes of a command; None when it names none."""
     need = OPS[op]
     for box in boxes or ():
         grant.require_name(box)

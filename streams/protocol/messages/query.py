@@ -1,16 +1,16 @@
-"""The parameters of a request's query: each is taken once, what is left over is an error (v0 §0.9)."""
+"""Reads the query parameters of a request. A parameter that is not read is an error (v0 §0.9)."""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.model.names import shown
+from streams.protocol.model.names import quote
 from streams.protocol.payloads.appends import SEQ_MAX
 
 
 class Query:
-    """The parameters of a request, each to be taken once; what is left over is an error."""
+    """The query parameters of a request. Each is read once; `reject_unknown` raises for the rest."""
 
     __slots__ = ("_values",)
 
@@ -40,16 +40,16 @@ class Query:
             return True
         if value in ("false", "0"):
             return False
-        raise InvalidRequest(f"{name}: {shown(value)} is neither true nor false", field=name)
+        raise InvalidRequest(f"{name}: {quote(value)} is neither true nor false", field=name)
 
     def number(self, name: str, *, low: int = 0, high: int = SEQ_MAX) -> int | None:
         value = self._values.pop(name, None)
         if value is None:
             return None
         if not (value.isascii() and value.isdigit() and len(value) <= 20) or not low <= int(value) <= high:
-            raise InvalidRequest(f"{name}: {shown(value)} is not a number from {low} to {high}", field=name)
+            raise InvalidRequest(f"{name}: {quote(value)} is not a number from {low} to {high}", field=name)
         return int(value)
 
-    def done(self) -> None:
+    def reject_unknown(self) -> None:
         for name in self._values:
             raise InvalidRequest(f"{name[:64]}: unknown query parameter", field=name[:64])

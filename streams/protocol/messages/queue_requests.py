@@ -49,7 +49,7 @@ def _check_node(node: str, limits: RecordLimits) -> str:
 
 def _no_query(head: wire.RequestHead) -> None:
     check_box_name(head.box)
-    Query(head.query).done()
+    Query(head.query).reject_unknown()
 
 
 def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
@@ -65,7 +65,7 @@ def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCo
 
 
 def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.Claim:
-    """One turn of a `/work` stream. `stream` and `wait_ms` are the gateway's; the rest is the client's."""
+    """One claim of a `/work` stream. `stream` and `wait_ms` are the gateway's; the rest is the client's."""
     check_box_name(head.box)
     query = Query(head.query)
     lease_ms = query.number("lease_ms")
@@ -80,12 +80,12 @@ def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.C
         wait_ms=min(query.number("wait_ms") or 0, WAIT_MS_MAX),
         holder=query.number("stream", low=1) or 1,
     )
-    query.done()
+    query.reject_unknown()
     return command
 
 
 def _work_end(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
-    """The end of a stream, told as its turns are; also before its first, to learn what is wrong with it."""
+    """The end of a `/work` stream, with the query of its claims. Sent before the first one too."""
     claim = _work(head, body, limits)
     return queues.ReleaseHolder(head.box, claim.holder)
 
@@ -156,7 +156,7 @@ def _require_queue(head: wire.RequestHead, body: bytes, limits: RecordLimits) ->
 def _plan_requeue(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
     query = Query(head.query)
     to, count = check_box_name(query.text("to") or "", "to"), query.number("max", low=1) or 100
-    query.done()
+    query.reject_unknown()
     return queues.PlanRequeue(check_box_name(head.box), to, min(count, REQUEUE_MAX))
 
 
@@ -164,7 +164,7 @@ def _await_moves(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Q
     query = Query(head.query)
     to = check_box_name(query.text("to") or "", "to")
     position, wait_ms = query.number("position") or 0, query.number("wait_ms") or 0
-    query.done()
+    query.reject_unknown()
     return queues.AwaitMoves(check_box_name(head.box), to, position, min(wait_ms, WAIT_MS_MAX))
 
 
@@ -173,7 +173,7 @@ def group_of(head: wire.RequestHead) -> str:
     check_box_name(head.box)
     query = Query(head.query)
     name = check_group_name(query.text("group") or "")
-    query.done()
+    query.reject_unknown()
     return name
 
 
@@ -204,7 +204,7 @@ def _list_groups(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> G
         query.text("after") or "",
         query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT,
     )
-    query.done()
+    query.reject_unknown()
     return command
 
 
@@ -228,7 +228,7 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
 # ---------------------------------------------------------------------------------------------------
 
 
-def _claimed(reply: queues.ClaimResult) -> bytes:
+def _encode_claim(reply: queues.ClaimResult) -> bytes:
     if reply.is_pushed:
         return b"".join([_event(reply.box, seq, job) for seq, job in reply.jobs])
     return b'{"box":"%b","claimed":[%b],"count":%d,"ready":%d}' % (
@@ -250,7 +250,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
-    queues.ClaimResult: _claimed,
+    queues.ClaimResult: _encode_claim,
     queues.AckReply: _encode,
     queues.NackReply: _encode,
     queues.ExtendReply: _encode,

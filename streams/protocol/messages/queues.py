@@ -61,13 +61,13 @@ class ReleaseHolder(msgspec.Struct, frozen=True):
 
 
 class RequireQueue(msgspec.Struct, frozen=True):
-    """Is this box a queue? An error if not."""
+    """Fails if the box is not a queue."""
 
     box: str
 
 
 class PlanRequeue(msgspec.Struct, frozen=True):
-    """Dead letters in `box` that died in the queue `to` are to move back there."""
+    """Plans to move dead letters of the queue `to` from `box` back there."""
 
     box: str
     to: str
@@ -75,7 +75,7 @@ class PlanRequeue(msgspec.Struct, frozen=True):
 
 
 class AwaitMoves(msgspec.Struct, frozen=True):
-    """Wait until what was planned up to `position` has moved."""
+    """Waits until the records planned up to `position` have moved."""
 
     box: str
     to: str
@@ -94,7 +94,7 @@ class PlanRequeueReply(msgspec.Struct, frozen=True):
 
 
 class AwaitMovesReply(msgspec.Struct, frozen=True):
-    """How many of them are still on their way."""
+    """The number of records that have not moved yet."""
 
     pending: int
 
@@ -104,12 +104,12 @@ class ClaimResult(msgspec.Struct, frozen=True):
     #: (seq, the job as JSON), in the order of their seqs.
     jobs: list[tuple[int, bytes]]
     ready: int
-    #: To be told as events of a stream.
+    #: True if the jobs go out as events of a `/work` stream.
     is_pushed: bool = False
 
 
 class BatchClaimResult(msgspec.Struct, frozen=True):
-    """An answer for each of the claims; None for those that go on waiting."""
+    """A result for each claim; None for a claim that goes on waiting."""
 
     answers: list[ClaimResult | None]
 

@@ -95,7 +95,7 @@ class BoxPage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeleteBoxReply(msgspec.Struct, frozen=True):
-    """A shard says the origins of routers (`routers.py`): a gateway removes these, and shows their names."""
+    """A shard puts origins of routers (`routers.py`) into the list; a gateway removes these, shows names."""
 
     box: BoxName
     deleted: bool
@@ -111,7 +111,7 @@ class SetFenceReply(msgspec.Struct, frozen=True):
 
 
 class AppendReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a write: its records have the seqs from `first_seq` to `last_seq`. `deduped` says that
+    """The result of an append: its records have the seqs from `first_seq` to `last_seq`. `deduped` is true if
     an earlier attempt with the same key had written them."""
 
     box: BoxName
@@ -262,7 +262,7 @@ class GroupState(msgspec.Struct, frozen=True):
 
 
 class GetGroupReply(GroupState, frozen=True):
-    """A group that was asked for by name."""
+    """The reply to a request for one group."""
 
 
 class CommitGroupReply(GroupState, frozen=True):
@@ -302,7 +302,7 @@ class PutRouterReply(Router, frozen=True, kw_only=True):
 
 
 class RouterState(Router, frozen=True, kw_only=True):
-    """A router's definition, and how far it is."""
+    """A router's definition and progress."""
 
     forwarded_total: Count
     position: Seq

@@ -1,7 +1,7 @@
-"""Bytes to commands and replies to bytes: what a request may say, and how an answer is worded (v0 §2-§5).
+"""Decodes requests into commands and encodes replies (v0 §2-§5).
 
-A gateway passes on the query and the body as they came; this is where they are understood, once, whoever
-sent them. Every complaint names the field. Unknown fields and parameters are complaints too (§0.9).
+A gateway forwards query and body unchanged; the shard decodes them here, once, for HTTP and for the shard
+wire. Every error names the field. Unknown fields and parameters are errors too (§0.9).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streams.protocol.model.names import (
     check_group_name,
     check_readable_name,
     check_text,
-    shown,
+    quote,
 )
 from streams.protocol.payloads.appends import (
     RecordLimits,
@@ -62,7 +62,7 @@ def parse_match(value: str | list[str], field: str = "match") -> Match:
         value = ["tag", "Eq", value]
     if len(value) != 3 or value[0] != "tag" or value[1] not in ("Eq", "Glob"):
         raise InvalidRequest(
-            f'{field}: must be a tag, ["tag","Eq","X"] or ["tag","Glob","X*"], got {shown(str(value))}',
+            f'{field}: must be a tag, ["tag","Eq","X"] or ["tag","Glob","X*"], got {quote(str(value))}',
             field=field,
         )
     text = value[2]
@@ -72,14 +72,14 @@ def parse_match(value: str | list[str], field: str = "match") -> Match:
         return Match(text)
     if text.count("*") != 1 or not text.endswith("*"):
         raise InvalidRequest(
-            f"{field}: {shown(text)} must end in its only star, as in user-* (use Eq for an exact tag)",
+            f"{field}: {quote(text)} must end in its only star, as in user-* (use Eq for an exact tag)",
             field=field,
         )
     return Match(text[:-1], is_prefix=True)
 
 
 def parse_router(body: bytes) -> tuple[Route, int | None]:
-    """What the body of a router's PUT asks for: the route, and where it starts if not at the head."""
+    """Decode the body of a router's PUT: the route, and the first seq; None starts at the head."""
     request: RouterBody = decode_json(_decode_router, body or b"{}")
     for field in ("source", "dest"):
         check_box_name(getattr(request, field), field)
@@ -97,12 +97,12 @@ def parse_router(body: bytes) -> tuple[Route, int | None]:
     return route, check_seq(request.from_seq, "from_seq") if request.from_seq is not None else None
 
 
-def _checked(head: wire.RequestHead) -> Query:
+def _check_box(head: wire.RequestHead) -> Query:
     check_box_name(head.box)
     return Query(head.query)
 
 
-def _checked_to_read(head: wire.RequestHead) -> Query:
+def _check_readable_box(head: wire.RequestHead) -> Query:
     check_readable_name(head.box)
     return Query(head.query)
 
@@ -111,30 +111,30 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
     check_box_name(head.box)
     if head.form == wire.FORM_NDJSON:
         return _append_lines(head, body, limits)
-    parsed = parse_append(body, limits)
+    append = parse_append(body, limits)
     if head.grant is not None:
-        check_append(head.grant, parsed.config, parsed.trim_before_seq)
-    return_seqs = parsed.return_seqs is not False
+        check_append(head.grant, append.config, append.trim_before_seq)
+    return_seqs = append.return_seqs is not False
     is_urgent = False
     if head.query:
         query = Query(head.query)
-        asked = query.flag("return_seqs", True) is not False
-        return_seqs = asked if parsed.return_seqs is None else return_seqs
+        query_return_seqs = query.flag("return_seqs", True) is not False
+        return_seqs = query_return_seqs if append.return_seqs is None else return_seqs
         is_urgent = bool(query.flag("urgent", False))
-        query.done()
-    key = parsed.idempotency_key
+        query.reject_unknown()
+    key = append.idempotency_key
     if key is None and head.idempotency_key:
         key = check_idempotency_key(head.idempotency_key)
     return commands.Append(
         box=head.box,
-        columns=parsed.columns,
+        columns=append.columns,
         idempotency_key=key,
-        create=parsed.create,
-        config=parsed.config,
-        disable_backpressure=parsed.disable_backpressure or is_urgent,
-        match_seq=parsed.match_seq,
-        fencing_token=parsed.fencing_token,
-        trim_before_seq=parsed.trim_before_seq,
+        create=append.create,
+        config=append.config,
+        disable_backpressure=append.disable_backpressure or is_urgent,
+        match_seq=append.match_seq,
+        fencing_token=append.fencing_token,
+        trim_before_seq=append.trim_before_seq,
         return_seqs=return_seqs,
         account=head.account,
     )
@@ -152,7 +152,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
     node = query.text("node")
     key = query.text("idempotency_key") or head.idempotency_key or None
     config_text = query.text("config")
-    query.done()
+    query.reject_unknown()
     config = decode_json(_decode_patch, config_text.encode()) if config_text else None
     if head.grant is not None:
         check_append(head.grant, config, trim_before_seq)
@@ -172,7 +172,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 
 def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked_to_read(head).done()
+    _check_readable_box(head).reject_unknown()
     request: DiffBody = decode_json(_decode_diff, body or b"{}")
     if request.from_ts is not None and request.from_seq is not None:
         raise InvalidRequest("from_ts: cannot be given together with from_seq", field="from_ts")
@@ -203,7 +203,7 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
 
 
 def _put_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked(head).done()
+    _check_box(head).reject_unknown()
     patch: BoxPatch = decode_json(_decode_patch, body or b"{}")
     if head.grant is not None:
         check_patch(head.grant, patch)
@@ -211,9 +211,9 @@ def _put_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comma
 
 
 def _get_state(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = _checked_to_read(head)
+    query = _check_readable_box(head)
     touch = query.flag("touch", True) is not False
-    query.done()
+    query.reject_unknown()
     return commands.GetState(head.box, touch)
 
 
@@ -225,36 +225,36 @@ def _list_boxes(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Co
         query.text("after") or "",
         query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT,
     )
-    query.done()
+    query.reject_unknown()
     return command
 
 
 def _delete_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = _checked(head)
+    query = _check_box(head)
     if_empty = bool(query.flag("if_empty", False))
-    query.done()
+    query.reject_unknown()
     return commands.DeleteBox(head.box, if_empty)
 
 
 def _get_record(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = _checked_to_read(head)
+    query = _check_readable_box(head)
     seq = query.number("seq")
-    query.done()
+    query.reject_unknown()
     if seq is None:
         raise InvalidRequest("seq: is missing", field="seq")
     return commands.GetRecord(head.box, seq)
 
 
 def _get_tail(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked_to_read(head).done()
+    _check_readable_box(head).reject_unknown()
     return commands.GetTail(head.box)
 
 
 def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked(head).done()
+    _check_box(head).reject_unknown()
     request: DeleteBody = decode_json(_decode_delete, body or b"{}")
     if request.before_seq is None and request.match is None:
-        raise InvalidRequest("before_seq, match: one of them must say what to delete", field="before_seq")
+        raise InvalidRequest("before_seq, match: give at least one of them", field="before_seq")
     return commands.DeleteRecords(
         head.box,
         check_seq(request.before_seq, "before_seq") if request.before_seq is not None else None,
@@ -263,7 +263,7 @@ def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -
 
 
 def _set_fence(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked(head).done()
+    _check_box(head).reject_unknown()
     request: FenceBody = decode_json(_decode_fence, body or b"{}")
     for field, token in (("token", request.token), ("if_token", request.if_token or "")):
         check_text(token, field, bytes_max=FENCING_TOKEN_BYTES_MAX)
@@ -274,7 +274,7 @@ def _put_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> C
     query = Query(head.query)
     ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
     owner = query.text("owner") or ""
-    query.done()
+    query.reject_unknown()
     return commands.PutSession(head.box, body, ttl_ms, epoch, owner)
 
 
@@ -282,14 +282,14 @@ def _take_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
     query = Query(head.query)
     ttl_ms, owner = query.number("ttl_ms") or 0, query.text("owner") or ""
     has_cursor = bool(query.number("has_cursor"))
-    query.done()
+    query.reject_unknown()
     return commands.TakeSession(head.box, ttl_ms, owner, has_cursor)
 
 
 def _keep_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     query = Query(head.query)
     ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
-    query.done()
+    query.reject_unknown()
     return commands.KeepSession(head.box, epoch, body, ttl_ms)
 
 
@@ -340,8 +340,8 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
 def decode_command(
     op: int, head: bytes, body: bytes, limits: RecordLimits, key: Key | None = None
 ) -> Command:
-    """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else. `key` is the
-    peer's own, whatever the message says of that."""
+    """Decode a message into its command. Raises only errors of the family `Refused`. `key` is the peer's
+    own and replaces grant and account in the message."""
     if op == wire.OP_FOLLOW:
         try:
             return _follow(wire.follow_head_decoder.decode(head))
@@ -383,20 +383,20 @@ _BOX_OPS = frozenset(
 
 
 def existence_check(op: int, head: bytes) -> Command | None:
-    """The command whose refusal goes before that of an invalid request: whether the box exists, and is of the
-    right kind (v0 §20). None where names are invalid, or where the op may create its box."""
+    """Return the command that checks existence and type of the box; its error comes before that of an invalid
+    request (v0 §20). None where names are invalid, or where the op may create its box."""
     if op not in _QUEUE_OPS and op not in _BOX_OPS:
         return None
     try:
-        named = wire.request_head_decoder.decode(head)
-        check_readable_name(named.box)
+        request_head = wire.request_head_decoder.decode(head)
+        check_readable_name(request_head.box)
         if op == wire.OP_COMMIT_GROUP:
-            queue_requests.group_of(named)
+            queue_requests.group_of(request_head)
     except (msgspec.DecodeError, InvalidRequest):
         return None
     if op in _QUEUE_OPS:
-        return RequireQueue(named.box)
-    return commands.GetState(named.box, touch=False)
+        return RequireQueue(request_head.box)
+    return commands.GetState(request_head.box, touch=False)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ encode_json = msgspec.json.Encoder().encode
 _FLAGS = {False: b"false", True: b"true"}
 
 
-def _appended(reply: commands.AppendResult) -> bytes:
+def _encode_append(reply: commands.AppendResult) -> bytes:
     first_seq, last_seq = reply.first_seq, reply.last_seq
     seqs = b""
     if reply.return_seqs:
@@ -422,18 +422,18 @@ def _appended(reply: commands.AppendResult) -> bytes:
         seqs,
         reply.head_seq,
         last_seq - first_seq + 1,
-        _ENDS_OF_APPENDED[reply.created, reply.deduped],
+        _APPEND_ENDINGS[reply.created, reply.deduped],
     )
 
 
-_ENDS_OF_APPENDED = {
+_APPEND_ENDINGS = {
     (created, deduped): b',"created":%b,"deduped":%b}' % (_FLAGS[created], _FLAGS[deduped])
     for created in (False, True)
     for deduped in (False, True)
 }
 
 
-def _records(reply: commands.Records) -> bytes:
+def _encode_records(reply: commands.Records) -> bytes:
     tombstone = encode_json(reply.tombstone) if reply.tombstone else b"null"
     return b"".join(
         (
@@ -453,18 +453,18 @@ def _records(reply: commands.Records) -> bytes:
     )
 
 
-def _state(reply: commands.BoxState) -> bytes:
-    shown = msgspec.structs.replace(
-        reply, config=reply.config.shown(), fencing_token=reply.fencing_token or None
+def _encode_state(reply: commands.BoxState) -> bytes:
+    state = msgspec.structs.replace(
+        reply, config=reply.config.to_fields(), fencing_token=reply.fencing_token or None
     )
-    return encode_json(shown)
+    return encode_json(state)
 
 
-def _box_put(reply: commands.PutBoxReply) -> bytes:
-    return encode_json(msgspec.structs.replace(reply, config=reply.config.shown()))
+def _encode_put_box(reply: commands.PutBoxReply) -> bytes:
+    return encode_json(msgspec.structs.replace(reply, config=reply.config.to_fields()))
 
 
-def _one_record(reply: commands.OneRecord) -> bytes:
+def _encode_one_record(reply: commands.OneRecord) -> bytes:
     return b'{"box":"%b","record":%b}' % (reply.box.encode(), reply.record)
 
 
@@ -480,16 +480,16 @@ def page_head(page: commands.Page) -> wire.PageHead:
     )
 
 
-def _session(reply: commands.SessionReply) -> bytes:
+def _encode_session(reply: commands.SessionReply) -> bytes:
     return b'{"epoch":%d,"state":%b}' % (reply.epoch, reply.state or b"null")
 
 
 _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
-    commands.AppendResult: _appended,
-    commands.Records: _records,
-    commands.BoxState: _state,
-    commands.PutBoxReply: _box_put,
-    commands.OneRecord: _one_record,
+    commands.AppendResult: _encode_append,
+    commands.Records: _encode_records,
+    commands.BoxState: _encode_state,
+    commands.PutBoxReply: _encode_put_box,
+    commands.OneRecord: _encode_one_record,
     commands.BoxPage: encode_json,
     commands.DeleteBoxReply: encode_json,
     commands.Tail: encode_json,
@@ -498,7 +498,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     **queue_requests.ENCODERS,
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
-    commands.SessionReply: _session,
+    commands.SessionReply: _encode_session,
     AccountsUse: msgspec.msgpack.encode,
     **s2_requests.ENCODERS,
 }
@@ -511,12 +511,12 @@ def status_of(reply: Reply) -> int:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """The answer as a JSON object, without the `performance` that the gateway adds."""
+    """Encode a reply as a JSON object, without the `performance` that the gateway adds."""
     return _ENCODERS[type(reply)](reply)
 
 
 class WireFailure(msgspec.Struct, array_like=True):
-    """An error on the wire: its code finds its class again on the other side."""
+    """An error on the wire. The receiver finds its class by its code."""
 
     code: str
     message: str

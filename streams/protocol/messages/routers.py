@@ -1,8 +1,7 @@
-"""Routers: what one says, how a request for one is understood, how it is shown (v0 §6).
+"""Routers: definition, commands and replies of the registry (v0 §6).
 
-A router is registered in one place (shard 0), where it gets a number, and tied to its two boxes, wherever
-they are. Name and number make its **origin** (`forwards.py`), so a router made again under an old name is
-another one.
+A router is registered on shard 0, which gives it a number, and has an endpoint at each of its two boxes. Name
+and number make its **origin** (`forwards.py`), so a router created again under an old name is another one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from streams.protocol.model.matches import Match
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A router's definition: all that the source's shard must know to send its copies."""
+    """A router's definition, as the source's shard needs it to send copies."""
 
     source: str
     dest: str
@@ -27,20 +26,20 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     #: Grows with every change of the definition, so that an older one never replaces a newer one.
     revision: int = 0
 
-    def shown(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         fields = msgspec.structs.asdict(self)
         del fields["revision"]
-        fields["filter"] = self.filter.shown() if self.filter is not None else None
+        fields["filter"] = self.filter.to_list() if self.filter is not None else None
         return fields
 
 
 class Router(msgspec.Struct, frozen=True, kw_only=True):
-    """A router as it is registered."""
+    """A router as the registry stores it."""
 
     name: str
     number: int
     route: Route
-    #: Where copying starts, until both ends are tied; None is at the head.
+    #: The first seq to copy, until both endpoints are attached; None is the head.
     from_seq: int | None = None
     is_tied: bool = False
 
@@ -48,23 +47,23 @@ class Router(msgspec.Struct, frozen=True, kw_only=True):
     def origin(self) -> str:
         return origin_of(self.name, self.number)
 
-    def shown(self) -> dict[str, Any]:
-        return {"router": self.name, **self.route.shown()}
+    def to_fields(self) -> dict[str, Any]:
+        return {"router": self.name, **self.route.to_fields()}
 
 
 def origin_of(name: str, number: int) -> str:
-    """`#` stands in no name, so an origin is never mistaken for one of another kind."""
+    """Return the origin of a router. No name contains `#`, so origins of other kinds never look alike."""
     return f"{name}#{number}"
 
 
 def router_of(origin: str) -> tuple[str, int] | None:
-    """The router that an origin belongs to; None when it is not a router's."""
+    """Return name and number of the router of an origin; None when the origin is not a router's."""
     name, mark, number = origin.rpartition("#")
     return (name, int(number)) if mark else None
 
 
 # ---------------------------------------------------------------------------------------------------
-# What the register is asked, and what it answers
+# Commands and replies of the registry
 
 
 class PutRouter(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +75,7 @@ class PutRouter(msgspec.Struct, frozen=True, tag=True):
 
 
 class SettleRouter(msgspec.Struct, frozen=True, tag=True):
-    """Both ends of this revision are tied."""
+    """Notes that both endpoints of this revision are attached."""
 
     name: str
     number: int
@@ -84,7 +83,7 @@ class SettleRouter(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropRouter(msgspec.Struct, frozen=True, tag=True):
-    """Forgets the router of this name and number; another one of that name stays."""
+    """Removes the router of this name and number; another one of that name stays."""
 
     name: str
     number: int
@@ -100,15 +99,15 @@ class ListRouters(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     dest: str = ""
     after: str = ""
     limit: int = 100
-    #: Of the register as the asker has it: the answer is short when it has not changed since. -1 = has none.
+    #: The caller's version of the registry: the reply is short when nothing has changed since. -1 = none.
     version: int = -1
 
 
 class PutRouterResult(msgspec.Struct, array_like=True, frozen=True):
     router: Router
     created: bool
-    #: The router that had this name and other ends until now.
-    replaced: Router | None
+    #: The router that had this name with other endpoints until now.
+    previous: Router | None
 
 
 class GetRouterResult(msgspec.Struct, array_like=True, frozen=True):

@@ -1,10 +1,10 @@
-"""Streams and basins of the S2 API: what is said of them between processes. Frozen, without behaviour.
+"""Streams and basins of the S2 API: commands and replies between processes. Frozen, without behaviour.
 
 A **stream** is a box of type `stream`, with binary records (`model/sequenced.py`), named
-`basin/stream`: a slash stands in no other box's name. A **basin** is an entry in the register of the first
+`basin/stream`: no other box has a slash in its name. A **basin** is an entry in the registry of the first
 shard (`shard/core/s2/basins.py`): a config for its streams, and a number that no other basin has had.
 
-How it travels is in `s2_requests.py`.
+`s2_requests.py` encodes and decodes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ StorageClass = Literal["standard", "express"]
 Cipher = Literal["aegis-256", "aes-256-gcm"]
 Result = Literal["created", "updated", "noop"]
 
-#: What one batch may hold, of a write and of a read (S2's own limits).
+#: Limits of one batch, for appends and reads (S2's own limits).
 BATCH_RECORDS_MAX = 1000
 BATCH_METERED_MAX = 1024 * 1024
 STREAM_TOKEN_BYTES_MAX = 36
@@ -30,7 +30,7 @@ _AGE_SECS_DEFAULT = 7 * 24 * 3600
 
 
 def box_of(basin: str, stream: str) -> str:
-    """The qualified name of a stream: what its box is called."""
+    """Return the qualified name of a stream, which is the name of its box."""
     return f"{basin}/{stream}"
 
 
@@ -44,7 +44,7 @@ def in_ms(seconds: int | None) -> int:
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a stream's config. None is "not said"; of a stream that exists everything is said."""
+    """The config of a stream. None means "not set"; an existing stream has every field set."""
 
     storage_class: StorageClass | None = None
     #: Seconds for which records are kept; 0 = for ever.
@@ -54,14 +54,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     min_age_secs: int | None = None
 
     def over(self, other: Spec) -> Spec:
-        """This, and where it says nothing the other."""
+        """Return this config, with fields of `other` where this one has None."""
         fields = msgspec.structs.asdict(other)
         fields |= {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return Spec(**fields)
 
     @property
     def box_config(self) -> BoxConfig:
-        """What the box of such a stream is like. The spec has been resolved."""
+        """The config of the stream's box. Every field of the spec must be set."""
         return BoxConfig(
             type="stream",
             durability="fsync",
@@ -70,14 +70,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-#: What is so where nobody has said anything.
+#: The values of fields that neither stream nor basin sets.
 DEFAULTS = Spec(
     storage_class="express", age_secs=_AGE_SECS_DEFAULT, mode="client-prefer", uncapped=False, min_age_secs=0
 )
 
 
 class SpecPatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change of a spec. What is unset stays, None takes back what was said."""
+    """A change of a spec. An unset field stays as it is; None resets it."""
 
     storage_class: StorageClass | UnsetType | None = UNSET
     age_secs: int | UnsetType | None = UNSET
@@ -85,9 +85,9 @@ class SpecPatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uncapped: bool | UnsetType | None = UNSET
     min_age_secs: int | UnsetType | None = UNSET
 
-    def applied(self, spec: Spec) -> Spec:
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
-        return msgspec.structs.replace(spec, **given)
+    def apply(self, spec: Spec) -> Spec:
+        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        return msgspec.structs.replace(spec, **fields)
 
 
 class BasinConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,19 +98,19 @@ class BasinConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BasinPatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`defaults` None takes back all of it."""
+    """A change of a basin's config. None in `defaults` resets all of them."""
 
     defaults: SpecPatch | UnsetType | None = UNSET
     cipher: Cipher | UnsetType | None = UNSET
     create_on_append: bool | UnsetType = UNSET
     create_on_read: bool | UnsetType = UNSET
 
-    def applied(self, config: BasinConfig) -> BasinConfig:
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
-        if "defaults" in given:
-            patch = given["defaults"]
-            given["defaults"] = Spec() if patch is None else patch.applied(config.defaults)
-        return msgspec.structs.replace(config, **given)
+    def apply(self, config: BasinConfig) -> BasinConfig:
+        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        if "defaults" in fields:
+            patch = fields["defaults"]
+            fields["defaults"] = Spec() if patch is None else patch.apply(config.defaults)
+        return msgspec.structs.replace(config, **fields)
 
 
 class Basin(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,15 +120,15 @@ class Basin(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     #: 0 = it is not being deleted.
     deleted_ms: int = 0
-    #: What it was made with, to recognise a repeat; "" = nothing that could be repeated.
+    #: Request token and config of its creation, to recognise a repeat; "" = the creation cannot be repeated.
     token: str = ""
     asked: BasinConfig = BasinConfig()
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream is beside its box."""
+    """Properties of a stream besides those of its box."""
 
-    #: Of its basin. A stream whose basin has another number is a remnant.
+    #: Number of its basin. A stream whose basin has another number is left over from a deleted basin.
     basin_number: int
     spec: Spec
     created_ms: int
@@ -139,7 +139,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameSet(msgspec.Struct, frozen=True):
-    """Names that are exactly this, or begin with this. Neither is none; so is an exact name of nothing."""
+    """A set of names: one exact name, or all names with a prefix. Without either, or with an empty exact
+    name, it is empty."""
 
     exact: str | None = None
     prefix: str | None = None
@@ -150,7 +151,7 @@ class NameSet(msgspec.Struct, frozen=True):
         return bool(self.exact) and name == self.exact
 
     def within(self, other: NameSet) -> bool:
-        """Whether it has no name that the other has not."""
+        """Return True if this is a subset of `other`."""
         if self.prefix is not None:
             return other.prefix is not None and self.prefix.startswith(other.prefix)
         return not self.exact or other.holds(self.exact)
@@ -190,9 +191,9 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
     basins: NameSet = NameSet()
     streams: NameSet = NameSet()
     tokens: NameSet = NameSet()
-    #: Operations that it allows, all told.
+    #: All operations that it allows.
     ops: tuple[str, ...] = ()
-    #: What was asked for, as it was: the scope as JSON.
+    #: The scope of the request that issued it, as JSON.
     scope: str = "{}"
     auto_prefix: bool = False
     #: 0 = it does not expire.
@@ -200,7 +201,7 @@ class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ---------------------------------------------------------------------------------------------------
-# Asked with op 102
+# Control commands (op 102)
 
 
 class PutBasin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -229,12 +230,12 @@ class ListBasins(msgspec.Struct, frozen=True, tag=True):
     prefix: str = ""
     after: str = ""
     limit: int = 1000
-    #: Only those that are being deleted.
+    #: True lists only basins that are being deleted.
     deleted: bool = False
 
 
 class DeleteBasin(msgspec.Struct, frozen=True, tag=True):
-    """Marks it: nothing is made in it any more. Its streams are deleted next, and then it is dropped."""
+    """Marks the basin as deleted: no stream is created in it any more. Its streams go next, then itself."""
 
     name: str
 
@@ -312,7 +313,7 @@ BasinCommand = PutBasin | PatchBasin | GetBasin | ListBasins | DeleteBasin | Dro
 
 
 class GetUsage(msgspec.Struct, frozen=True, tag=True):
-    """What the streams of this shard hold whose boxes' names begin so, or are just this."""
+    """Counts records and bytes of this shard's streams whose names start with `prefix`, or equal it."""
 
     prefix: str
     after: str = ""
@@ -328,16 +329,16 @@ ControlCommand = BasinCommand | StreamCommand | TokenCommand
 
 
 class AppendStream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Records as they are to be kept but for seq and time. Commands in them have been understood already."""
+    """Appends records, complete but for seq and time. The gateway has executed the commands in them."""
 
     box: str
     tails: list[bytes]
     times: list[int | None] | None = None
-    #: What has closed the records. It must be what the stream says.
+    #: The cipher that encrypted the records. It must be that of the stream.
     cipher: Cipher | None = None
     #: The number that the first record must get.
     match_seq_num: int | None = None
-    #: The token that the stream must have; None does not ask.
+    #: The token that the stream must have; None skips the check.
     fencing_token: str | None = None
     #: The token that the stream has from now on.
     fence: str | None = None
@@ -407,7 +408,7 @@ class BasinPage(msgspec.Struct, array_like=True, frozen=True):
 
 class FindTokenReply(msgspec.Struct, array_like=True, frozen=True):
     token: AccessToken | None
-    #: Whether there is one at all, though it may have expired.
+    #: True if the token exists, even if it has expired.
     is_known: bool = True
 
 
@@ -426,14 +427,14 @@ class GetStreamReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StreamPage(msgspec.Struct, array_like=True, frozen=True):
-    """(box, stream), sorted by box. `after` is how far was looked, when there may be more."""
+    """(box, stream), sorted by box. `after` is the last box examined, when there may be more."""
 
     streams: list[tuple[str, Stream]]
     after: str = ""
 
 
 class StreamUsage(msgspec.Struct, array_like=True, frozen=True):
-    """`after` is how far was looked, when there may be more."""
+    """`after` is the last box examined, when there may be more."""
 
     streams: int
     records: int
@@ -456,18 +457,18 @@ class AppendStreamReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StreamRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What a read gets, and where it has got to. `records` are entries with separators
+    """A page of records and the position after it. `records` are entries with separators
     (`model/sequenced.py`)."""
 
     records: bytes | memoryview
-    #: How many records these are.
+    #: The number of records.
     count: int
     next_seq_num: int
     tail_seq_num: int
     tail_ts: int
     generation: int
     cipher: str | None
-    #: Whether a limit, or `until`, is what it stopped at.
+    #: True if the page ended at a limit or at `until`.
     is_full: bool
 
 

@@ -23,7 +23,7 @@ DiskLevel = Annotated[
 
 
 class Performance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the answer cost (§0.7)."""
+    """The cost of a request (§0.7)."""
 
     server_total_ms: float
     fsync_ms: float | None = None

@@ -15,7 +15,7 @@ from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
 from streams.protocol.model.names import BoxName, check_box_name
 
 Durability = Literal["memory", "disk", "fsync", "object"]
-#: Classes of which an answered record outlives the power of this machine (`durable: true`).
+#: Classes whose acknowledged records survive a power loss (`durable: true`).
 DURABLE = ("fsync", "object")
 NON_NEGATIVE_MAX = 2**53 - 1  # the largest integer every JSON reader keeps exact
 
@@ -51,7 +51,7 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: str | None = None
     leases_durable: bool = False
 
-    def shown(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """The config as answers show it: with `durable`, the boolean alias of `durability`."""
         fields = msgspec.structs.asdict(self)
         fields["timestamping"] = msgspec.structs.asdict(self.timestamping)
@@ -65,7 +65,7 @@ class TimestampingPatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a request says of a config. A field that is absent stays as it is."""
+    """The config fields of a request. An absent field stays as it is."""
 
     type: Literal["log", "queue"] | UnsetType = UNSET
     ttl_ms: _Count | UnsetType = UNSET
@@ -89,7 +89,7 @@ class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     leases_durable: bool | UnsetType = UNSET
 
 
-#: Values outside these are pulled in rather than refused (v0 §1 says "clamped").
+#: Values outside these bounds are clamped, not refused (v0 §1).
 _CLAMPED = {"priority": (-1000, 1000), "lease_ms": (100, 86_400_000), "claim_jitter_ms": (0, 5000)}
 #: Fields that a box keeps for life.
 _IMMUTABLE = ("type",)
@@ -97,33 +97,33 @@ _IMMUTABLE = ("type",)
 
 def merge(config: BoxConfig, patch: BoxPatch, *, box: str, exists: bool) -> BoxConfig:
     """`patch` over `config`. Raises when the result is not a legal config of `box`."""
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: value for name, value in msgspec.structs.asdict(patch).items() if value is not UNSET
     }
-    durable = given.pop("durable", None)
-    if durable is not None and "durability" not in given:
+    durable = fields.pop("durable", None)
+    if durable is not None and "durability" not in fields:
         if not durable:
-            given["durability"] = "disk"
-        elif config.durability not in DURABLE:  # more than that was never asked for
-            given["durability"] = "fsync"
+            fields["durability"] = "disk"
+        elif config.durability not in DURABLE:  # a stronger class stays
+            fields["durability"] = "fsync"
     for name, (low, high) in _CLAMPED.items():
-        if given.get(name) is not None:
-            given[name] = min(max(given[name], low), high)
-    if "timestamping" in given:
-        partial = {k: v for k, v in msgspec.structs.asdict(given["timestamping"]).items() if v is not UNSET}
-        given["timestamping"] = msgspec.structs.replace(config.timestamping, **partial)
-    if given.get("dead_letter") is not None:
-        check_box_name(given["dead_letter"], "dead_letter")
-        if given["dead_letter"] == box:
+        if fields.get(name) is not None:
+            fields[name] = min(max(fields[name], low), high)
+    if "timestamping" in fields:
+        partial = {k: v for k, v in msgspec.structs.asdict(fields["timestamping"]).items() if v is not UNSET}
+        fields["timestamping"] = msgspec.structs.replace(config.timestamping, **partial)
+    if fields.get("dead_letter") is not None:
+        check_box_name(fields["dead_letter"], "dead_letter")
+        if fields["dead_letter"] == box:
             raise InvalidRequest(
                 f"dead_letter: a box cannot be its own dead letter box ({box})", field="dead_letter"
             )
     if exists:
         for name in _IMMUTABLE:
-            if name in given and given[name] != getattr(config, name):
+            if name in fields and fields[name] != getattr(config, name):
                 raise BoxExistsIncompatible(
-                    f"{name}: {box} is a {getattr(config, name)} and cannot become a {given[name]}; "
+                    f"{name}: {box} is a {getattr(config, name)} and cannot become a {fields[name]}; "
                     "delete it first or use another name",
                     field=name,
                 )
-    return msgspec.structs.replace(config, **given)
+    return msgspec.structs.replace(config, **fields)

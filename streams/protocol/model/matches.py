@@ -6,7 +6,7 @@ import msgspec
 
 
 class Match(msgspec.Struct, frozen=True):
-    """A tag filter (v0 §5): exactly this tag, or every tag that starts like this."""
+    """A tag filter (v0 §5): one exact tag, or every tag with a prefix."""
 
     text: str
     is_prefix: bool = False
@@ -16,5 +16,5 @@ class Match(msgspec.Struct, frozen=True):
             return False
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
-    def shown(self) -> list[str]:
+    def to_list(self) -> list[str]:
         return ["tag", "Glob", self.text + "*"] if self.is_prefix else ["tag", "Eq", self.text]

@@ -22,16 +22,16 @@ _stream_name = re.compile(r"[a-z0-9-]{8,48}/(?s:.){1,512}").fullmatch
 _box_name = re.compile(BOX_NAME_PATTERN).fullmatch
 _router_name = re.compile(ROUTER_NAME_PATTERN).fullmatch
 
-#: A name in a body: text to the decoder, for `check_box_name` says better what is wrong with it; described in
-#: full to whoever reads the schema.
+#: A name in a body. The decoder accepts any text, because `check_box_name` gives a better error; the schema
+#: has the whole pattern.
 BoxName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{BOX_NAME_PATTERN}$"})]
 
 IDEMPOTENCY_KEY_CHARS_MAX = 256
 FENCING_TOKEN_BYTES_MAX = 48
 
 
-def shown(value: str) -> str:
-    """A foreign text cut short enough to stand in an error message."""
+def quote(value: str) -> str:
+    """Return a text of a client, quoted and shortened for an error message."""
     return repr(value if len(value) <= 64 else value[:61] + "...")
 
 
@@ -39,11 +39,11 @@ def check_box_name(name: str, field: str = "box") -> str:
     if _box_name(name) is None:
         if _stream_name(name) is not None:
             raise InvalidRequest(
-                f"{field}: {shown(name)} is a stream, which is only read here; use the S2 API to change it",
+                f"{field}: {quote(name)} is a stream, which is only read here; use the S2 API to change it",
                 field=field,
             )
         raise InvalidRequest(
-            f"{field}: {shown(name)} is not a box name (letters, digits and . _ : -, starting with a letter "
+            f"{field}: {quote(name)} is not a box name (letters, digits and . _ : -, starting with a letter "
             "or digit, at most 255 characters)",
             field=field,
         )
@@ -60,7 +60,7 @@ def check_readable_name(name: str, field: str = "box") -> str:
 def check_router_name(name: str, field: str = "router") -> str:
     if _router_name(name) is None:
         raise InvalidRequest(
-            f"{field}: {shown(name)} is not a router name (letters, digits and . _ : > -, starting with a "
+            f"{field}: {quote(name)} is not a router name (letters, digits and . _ : > -, starting with a "
             "letter or digit, at most 255 characters)",
             field=field,
         )
@@ -70,7 +70,7 @@ def check_router_name(name: str, field: str = "router") -> str:
 def check_group_name(name: str, field: str = "group") -> str:
     if _box_name(name) is None:
         raise InvalidRequest(
-            f"{field}: {shown(name)} is not a group name (letters, digits and . _ : -, starting with a "
+            f"{field}: {quote(name)} is not a group name (letters, digits and . _ : -, starting with a "
             "letter or digit, at most 255 characters)",
             field=field,
         )
@@ -80,7 +80,7 @@ def check_group_name(name: str, field: str = "group") -> str:
 def check_text(value: str, field: str, *, bytes_max: int) -> str:
     """A tag or node: text without NUL (columns are joined with it), at most `bytes_max` bytes of UTF-8."""
     if len(value) > bytes_max or (not value.isascii() and len(value.encode()) > bytes_max):
-        raise InvalidRequest(f"{field}: {shown(value)} is longer than {bytes_max} bytes", field=field)
+        raise InvalidRequest(f"{field}: {quote(value)} is longer than {bytes_max} bytes", field=field)
     if "\0" in value:
-        raise InvalidRequest(f"{field}: {shown(value)} contains a NUL character", field=field)
+        raise InvalidRequest(f"{field}: {quote(value)} contains a NUL character", field=field)
     return value

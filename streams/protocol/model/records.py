@@ -38,7 +38,7 @@ from msgspec import Raw
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model import sequenced
 
-#: What a blob is: records as JSON, or binary ones (`sequenced.py`).
+#: The encoding of a blob: records as JSON, or binary records (`sequenced.py`).
 JSON = 1
 BINARY = 2
 
@@ -127,7 +127,7 @@ class Batch:
         self.stride = stride
         #: Tags joined with NUL, "" where a record has none; None when no record has one.
         self.tags = tags
-        #: Nodes likewise; a single value without NUL stands for all records.
+        #: Nodes likewise; a single value without NUL applies to all records.
         self.nodes = nodes
         self.blob = blob
         #: How many routers these records have come through; 0 when they were written here.
@@ -146,11 +146,11 @@ class Batch:
 
     @property
     def payload(self) -> Batch:
-        """Itself: its bytes are here. A batch that is sealed has them elsewhere."""
+        """The batch itself: its bytes are in memory. A sealed batch has them on disk."""
         return self
 
     def kill(self, count: int, size: int) -> None:
-        """Notes that so many more of its records, and so many bytes of them, are dead."""
+        """Count `count` more records, of `size` bytes, as dead."""
         self.dead += count
         self.dead_bytes += size
 
@@ -161,7 +161,7 @@ class Batch:
 
     @property
     def bytes_in_memory(self) -> int:
-        """What it costs to keep the batch, objects included: within a tenth of what the allocator says."""
+        """The memory that the batch takes, objects included, within 10 % of the allocator's figure."""
         cost = _OBJECT_BYTES + len(self.blob)
         if self.ends is not None:
             cost += _ARRAY_BYTES + 4 * len(self.ends)
@@ -192,9 +192,9 @@ class Batch:
         """Bytes of each record, commas not counted."""
         if self.ends is None:
             return [len(self.blob)]
-        shared = self.stride - 1
+        constant_bytes = self.stride - 1
         starts = chain((0,), self.ends)
-        return [end - start + shared for start, end in zip(starts, self.ends, strict=False)]
+        return [end - start + constant_bytes for start, end in zip(starts, self.ends, strict=False)]
 
     def text(self, first: int, last: int) -> bytes | memoryview:
         """Records first..last as a reader gets them by default, a comma (or the like) between."""
@@ -256,12 +256,12 @@ class Batch:
     def text_as(self, first: int, last: int, *, tags: bool, meta: bool, data: bool) -> bytes | memoryview:
         """Records first..last as JSON, in another form than the default one."""
         if self.encoding == BINARY:
-            return sequenced.shown(bytes(self.text(first, last)), meta=meta, data=data)
+            return sequenced.render_json(bytes(self.text(first, last)), meta=meta, data=data)
         if meta and data and not (tags and self.tags is not None):
             return self.text(first, last)
         tag_of = self.tag_list() if tags else None
         parts: list[bytes] = []
-        for index, record in enumerate(_stored(b"[" + self.text(first, last) + b"]"), first):
+        for index, record in enumerate(_decode(b"[" + self.text(first, last) + b"]"), first):
             part = b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)
             if len(record.node):
                 part += b',"$node":%b' % record.node
@@ -276,18 +276,18 @@ class Batch:
 
     def plain_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Records first..last as stretches in which they differ in nothing but seq and data: (first, last,
-        bytes in front of the data). None of them when that cannot be told without taking records apart."""
+        bytes in front of the data). Empty when only decoding the records would show it."""
         irregular = (
             self.count == 1 or self.times is not None or (self.nodes is not None and b"\0" in self.nodes)
         )
         if self.encoding == BINARY or irregular or (self.stride == 1 and b'"meta":' in self.blob):
             return []
-        fixed = len(b'{"$seq":') + len(_middle(self.first_ts, self.nodes, None))
+        fixed_bytes = len(b'{"$seq":') + len(_middle(self.first_ts, self.nodes, None))
         runs: list[tuple[int, int, int]] = []
         while first <= last:  # to where the seqs get one more digit
             digits = len(str(self.first_seq + first))
             end = min(last, 10**digits - 1 - self.first_seq)
-            runs.append((first, end, fixed + digits))
+            runs.append((first, end, fixed_bytes + digits))
             first = end + 1
         return runs
 
@@ -416,9 +416,9 @@ class _StoredRecord(msgspec.Struct, gc=False):
 _decode_stored = msgspec.json.Decoder(list[_StoredRecord]).decode
 
 
-def _stored(text: bytes) -> list[_StoredRecord]:
-    """The records of a batch, taken apart. What was nested just deep enough to be taken in must be read too,
-    from however deep a stack."""
+def _decode(text: bytes) -> list[_StoredRecord]:
+    """Decode the records of a batch. A value nested as deep as an append allows must decode here too, even
+    from a deeper stack; so the recursion limit is doubled if needed."""
     try:
         return _decode_stored(text)
     except RecursionError:
@@ -441,16 +441,16 @@ class RecordColumns(NamedTuple):
 
 
 def split_columns(texts: Sequence[bytes | memoryview]) -> RecordColumns:
-    """These stretches of records, each as `Batch.text` gives it."""
-    stored = _stored(b"[" + _COMMA.join(texts) + b"]")
-    raws = [bytes(record.node) for record in stored]
+    """Decode stretches of records, each as `Batch.text` returns it, into columns."""
+    records = _decode(b"[" + _COMMA.join(texts) + b"]")
+    raws = [bytes(record.node) for record in records]
     names = {raw: msgspec.json.decode(raw) if raw else "" for raw in set(raws)}
     return RecordColumns(
-        [record.seq for record in stored],
-        [record.ts for record in stored],
-        [record.data for record in stored],
+        [record.seq for record in records],
+        [record.ts for record in records],
+        [record.data for record in records],
         [names[raw] for raw in raws],
-        [record.meta for record in stored],
+        [record.meta for record in records],
     )
 
 
@@ -459,15 +459,15 @@ _decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 def metas_of(text: bytes | memoryview) -> list[dict[str, Raw]]:
     """`meta` of each of these records; its values stay the bytes they are."""
-    return [_decode_meta(record.meta) if len(record.meta) else {} for record in _stored(b"[" + text + b"]")]
+    return [_decode_meta(record.meta) if len(record.meta) else {} for record in _decode(b"[" + text + b"]")]
 
 
-def with_meta(text: bytes, given: dict[str, bytes], *, without: Sequence[str] = ()) -> bytes:
+def with_meta(text: bytes, fields: dict[str, bytes], *, without: Sequence[str] = ()) -> bytes:
     """One record with these fields in its `meta`, and others taken out. Nothing else of it changes."""
-    (record,) = _stored(b"[" + text + b"]")
+    (record,) = _decode(b"[" + text + b"]")
     meta: dict[str, Raw] = _decode_meta(record.meta) if len(record.meta) else {}
     meta = {name: value for name, value in meta.items() if name not in without}
-    meta |= {name: Raw(value) for name, value in given.items()}
+    meta |= {name: Raw(value) for name, value in fields.items()}
     parts = [b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)]
     if len(record.node):
         parts.append(b'"$node":%b' % record.node)
@@ -479,16 +479,16 @@ def with_meta(text: bytes, given: dict[str, bytes], *, without: Sequence[str] = 
 def columns_of(text: bytes, *, tags: bytes | None, keep_nodes: bool) -> Columns:
     """Stored records as columns of a write, to be rendered again in another box. `data` and `meta` stay the
     bytes they are."""
-    stored = _stored(b"[" + text + b"]")
-    metas: list[Raw | None] = [record.meta if len(record.meta) else None for record in stored]
+    records = _decode(b"[" + text + b"]")
+    metas: list[Raw | None] = [record.meta if len(record.meta) else None for record in records]
     nodes: list[str | None] | None = None
     if keep_nodes:
-        raws = [bytes(record.node) for record in stored]
+        raws = [bytes(record.node) for record in records]
         names = {raw: msgspec.json.decode(raw) if raw else None for raw in set(raws)}
         if len(names) > 1 or None not in names.values():
             nodes = [names[raw] for raw in raws]
     return Columns(
-        datas=[record.data for record in stored],
+        datas=[record.data for record in records],
         tags=tags,
         nodes=nodes,
         metas=metas if metas.count(None) < len(metas) else None,
@@ -511,7 +511,7 @@ def resolve_times(
     now_ms: int,
     not_before: int,
     mode: str,
-    uncapped: bool,
+    allow_future: bool,
     field: str = "ts",
 ) -> int | array[int]:
     """The `$ts` of a write's records: one number when they all share it. `field` is what the client calls it.
@@ -527,16 +527,16 @@ def resolve_times(
             f"records[{index}].{field}: missing; the timestamping mode is client-require", field=field
         )
     latest = not_before
-    resolved = array("q")
+    timestamps = array("q")
     for ts in times:
-        wanted = now_ms if ts is None else ts if uncapped else min(ts, now_ms)
-        latest = max(latest, wanted)
-        resolved.append(latest)
-    return resolved[0] if resolved[0] == resolved[-1] else resolved
+        candidate = now_ms if ts is None else ts if allow_future else min(ts, now_ms)
+        latest = max(latest, candidate)
+        timestamps.append(latest)
+    return timestamps[0] if timestamps[0] == timestamps[-1] else timestamps
 
 
 def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batch:
-    """The batch that these records become at this place."""
+    """Render records as the batch that starts at `first_seq`."""
     count = len(columns.datas)
     uniform_ts = times if isinstance(times, int) else None
     if count == 1 and uniform_ts is not None and columns.nodes is None and columns.metas is None:
@@ -577,7 +577,7 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
 
 
 def _render_one(columns: Columns, first_seq: int, ts: int) -> Batch:
-    """The same for the most ordinary write of all."""
+    """Render one record without node and meta, the most common append."""
     return Batch(
         encoding=JSON,
         first_seq=first_seq,
@@ -594,8 +594,8 @@ def _render_one(columns: Columns, first_seq: int, ts: int) -> Batch:
 
 
 def render_binary(tails: Sequence[bytes], *, first_seq: int, times: int | array[int]) -> Batch:
-    """The batch that binary records with these tails become at this place."""
-    blob, ends = sequenced.joined(tails, first_seq=first_seq, times=times)
+    """Render binary records with these tails as the batch that starts at `first_seq`."""
+    blob, ends = sequenced.join_records(tails, first_seq=first_seq, times=times)
     return Batch(
         encoding=BINARY,
         first_seq=first_seq,
@@ -671,17 +671,17 @@ def _ends_over_digits(first_seq: int, middle: int, datas: list[Raw]) -> array[in
     while at < count:
         digits = len(str(first_seq + at))
         end = min(count, 10**digits - first_seq)
-        fixed = len(b'{"$seq":}') + digits + middle
-        lengths += map(fixed.__add__, map(len, datas[at:end]))
+        fixed_bytes = len(b'{"$seq":}') + digits + middle
+        lengths += map(fixed_bytes.__add__, map(len, datas[at:end]))
         at = end
     return array("I", list(accumulate(lengths)))
 
 
 def _explicit_ends(first_seq: int, middle_lengths: list[int], datas: list[Raw]) -> tuple[array[int], int]:
     """Ends for a batch whose records differ in more than their data."""
-    fixed = len(b'{"$seq":}')
+    fixed_bytes = len(b'{"$seq":}')
     lengths = [
-        fixed + len(str(seq)) + middle + len(data)
+        fixed_bytes + len(str(seq)) + middle + len(data)
         for seq, (middle, data) in enumerate(zip(middle_lengths, datas, strict=True), first_seq)
     ]
     return array("I", list(accumulate(lengths))), 1

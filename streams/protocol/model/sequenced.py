@@ -10,8 +10,8 @@ The tag of the first record is not kept: so one byte stands between two records 
 arithmetic of a batch is the same. Everything of a record behind its timestamp is its **tail**: it is written
 where the record is taken in, and never looked at again on its way to the log and back.
 
-A sealed record has in place of headers and body one field 15: `metered varint · what the cipher made of the
-tail`. Who has the key makes the tail of it again (`gateway/s2/ciphers.py`).
+A sealed record has one field 15 in place of headers and body: `metered size varint · ciphertext of the tail`.
+A gateway that has the key decrypts it (`gateway/s2/ciphers.py`).
 
 **Seqs.** The first record of a stream is number 0, the first seq of a box is 1. `seq_num = seq - 1`, here and
 nowhere else; so the next number of a stream is the head seq of its box, and the number at which a reader
@@ -47,14 +47,14 @@ class Record(NamedTuple):
     timestamp: int
     headers: Sequence[Header]
     body: bytes
-    #: What a cipher made of headers and body, b"" when none did.
-    sealed: bytes = b""
+    #: The encrypted headers and body; b"" when the record is not encrypted.
+    ciphertext: bytes = b""
     #: Of a sealed record: its metered bytes.
     sealed_size: int = 0
 
     @property
-    def metered(self) -> int:
-        return self.sealed_size if self.sealed else metered_of(self.headers, self.body)
+    def metered_size(self) -> int:
+        return self.sealed_size if self.ciphertext else metered_of(self.headers, self.body)
 
 
 def seq_of(seq_num: int) -> int:
@@ -63,7 +63,7 @@ def seq_of(seq_num: int) -> int:
 
 
 def metered_of(headers: Sequence[Header], body: bytes) -> int:
-    """What S2 counts a record as, whatever its encoding."""
+    """Return the metered size of a record, which S2 defines independent of encoding."""
     size = 8 + len(body)
     for name, value in headers:
         size += 2 + len(name) + len(value)
@@ -171,9 +171,9 @@ def tail_of(headers: Sequence[Header], body: bytes) -> bytes:
     return b"".join(parts)
 
 
-def sealed_tail(sealed: bytes, *, size: int) -> bytes:
-    """The tail of a record that a cipher has closed; `size` is its metered size."""
-    content = varint(size) + sealed
+def sealed_tail(ciphertext: bytes, *, size: int) -> bytes:
+    """Return the tail of an encrypted record; `size` is its metered size."""
+    content = varint(size) + ciphertext
     return b"\x7a%b%b" % (varint(len(content)), content)
 
 
@@ -203,7 +203,9 @@ def _heads(number: int, count: int, time: bytes) -> list[bytes]:
     return heads
 
 
-def joined(tails: Sequence[bytes], *, first_seq: int, times: int | Sequence[int]) -> tuple[bytes, array[int]]:
+def join_records(
+    tails: Sequence[bytes], *, first_seq: int, times: int | Sequence[int]
+) -> tuple[bytes, array[int]]:
     """The blob of a batch, and the running total of its records' bytes."""
     number, count = first_seq - 1, len(tails)
     if isinstance(times, int):
@@ -238,7 +240,7 @@ def records_of(text: bytes) -> Iterator[Record]:
 
 
 def metered_sizes(text: bytes | memoryview) -> Iterator[int]:
-    """What S2 counts each record of a stretch as. Nothing is copied."""
+    """Yield the metered size of each record of a stretch, without copying."""
     at, end = 0, len(text)
     while at < end:
         size, at = read_varint(text, at)
@@ -247,21 +249,21 @@ def metered_sizes(text: bytes | memoryview) -> Iterator[int]:
 
 
 def _metered_size(text: bytes | memoryview, at: int, end: int) -> int:
-    metered = metered_of((), b"")
+    size = metered_of((), b"")
     for tag, _, start, stop in fields(text, at, end):
         if tag == _BODY:
-            metered += stop - start
+            size += stop - start
         elif tag == _HEADER:
-            metered += 2 + sum(last - first for _, _, first, last in fields(text, start, stop))
+            size += 2 + sum(last - first for _, _, first, last in fields(text, start, stop))
         elif tag == _SEALED:
             return read_varint(text, start)[0]
-    return metered
+    return size
 
 
 def _record(text: bytes, at: int, end: int) -> Record:
     seq_num = timestamp = sealed_size = 0
     headers: list[Header] = []
-    body = sealed = b""
+    body = ciphertext = b""
     for tag, number, start, stop in fields(text, at, end):
         if tag == _BODY:
             body = text[start:stop]
@@ -273,22 +275,22 @@ def _record(text: bytes, at: int, end: int) -> Record:
             headers.append(header_of(text, start, stop))
         elif tag == _SEALED:
             sealed_size, start = read_varint(text, start)
-            sealed = text[start:stop]
-    return Record(seq_num, timestamp, headers, body, sealed, sealed_size)
+            ciphertext = text[start:stop]
+    return Record(seq_num, timestamp, headers, body, ciphertext, sealed_size)
 
 
-def shown(text: bytes, *, meta: bool, data: bool) -> bytes:
-    """The records as `/v0` shows them: the body as base64, headers as pairs of base64 in `meta`. What a
-    cipher has closed is shown as it is kept, and `meta` says so."""
+def render_json(text: bytes, *, meta: bool, data: bool) -> bytes:
+    """Render records as JSON for `/v0`: the body as base64, headers as pairs of base64 in `meta`. An
+    encrypted record shows its ciphertext, and `meta` says so."""
     parts: list[bytes] = []
     for record in records_of(text):
         part = b'{"$seq":%d,"$ts":%d' % (seq_of(record.seq_num), record.timestamp)
-        if meta and record.sealed:
+        if meta and record.ciphertext:
             part += b',"meta":{"sealed":true}'
         elif meta and record.headers:
             pairs = [[b64encode(name).decode(), b64encode(value).decode()] for name, value in record.headers]
             part += b',"meta":{"headers":%b}' % orjson.dumps(pairs)
         if data:
-            part += b',"data":"%b"' % b64encode(record.sealed or record.body)
+            part += b',"data":"%b"' % b64encode(record.ciphertext or record.body)
         parts.append(part + b"}")
     return b",".join(parts)

@@ -17,13 +17,13 @@ _number_and_unit = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))? ?([A-Za-z]*)").
 
 
 def parse_number(text: str, units: Mapping[str, int]) -> int:
-    """The whole number that `text` stands for; `ValueError` when it stands for none."""
-    found = _number_and_unit(text)
-    if found is None or found[3].lower() not in units:
+    """Return `text` as a whole number of units. Raises `ValueError` when it is not one."""
+    match = _number_and_unit(text)
+    if match is None or match[3].lower() not in units:
         raise ValueError
-    whole, fraction, unit = found[1], found[2] or "", units[found[3].lower()]
+    whole, fraction, unit = match[1], match[2] or "", units[match[3].lower()]
     denominator: int = 10 ** len(fraction)
-    scaled, rest = divmod(int(whole + fraction) * unit, denominator)
+    number, rest = divmod(int(whole + fraction) * unit, denominator)
     if rest or (fraction and unit == 1):
         raise ValueError
-    return scaled
+    return number

@@ -1,10 +1,10 @@
-"""Reading a write: an append body to checked columns (v0 §3). What is stored of them is `model/records.py`'s.
+"""Parses the body of an append into checked columns (v0 §3). `model/records.py` stores them.
 
 Rules of the file
 - A payload is checked as JSON once, here, and never decoded: `data` and `meta` stay the bytes that came.
-- The ordinary write is cleared by a few looks at whole columns; records are gone through one by one only when
-  something is wrong with them, to say what and where.
-- Every complaint names the field and shows the value.
+- A valid append is checked by a few operations on whole columns. Only when one fails are the records checked
+  one by one, to say which is wrong.
+- Every error names the field and shows the value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Meta, Raw
 
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxPatch
-from streams.protocol.model.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, shown
+from streams.protocol.model.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, quote
 from streams.protocol.model.records import ABSENT, Columns
 
 SEQ_MAX = 2**64 - 1
@@ -38,13 +38,13 @@ class RecordLimits(msgspec.Struct, frozen=True):
 
 _NULL = Raw(b"null")
 
-#: The longest tag that the lean decoder takes. It checks for nothing, so that nobody has to look again.
-_LEAN_TAG_CHARS = 128
+#: The longest tag that the basic decoder takes. It checks this at no cost, so no second check is needed.
+_BASIC_TAG_CHARS = 128
 
 
-class _LeanRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _BasicRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     data: Raw
-    tag: Annotated[str, Meta(max_length=_LEAN_TAG_CHARS)] | None = None
+    tag: Annotated[str, Meta(max_length=_BASIC_TAG_CHARS)] | None = None
 
 
 class _FullRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -67,8 +67,8 @@ class AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_seqs: bool | None = None
 
 
-class _LeanAppend(AppendOptions, forbid_unknown_fields=True, kw_only=True):
-    records: list[_LeanRecord]
+class _BasicAppend(AppendOptions, forbid_unknown_fields=True, kw_only=True):
+    records: list[_BasicRecord]
 
 
 class _FullAppend(AppendOptions, forbid_unknown_fields=True, kw_only=True):
@@ -80,8 +80,8 @@ class _Lines(msgspec.Struct):
 
 
 # Most writes use only `data` and `tag`; a struct of two fields decodes a fifth faster than one of five. A
-# write with more fails the lean decoder at its first such record and is decoded again by the full one.
-_decode_lean = msgspec.json.Decoder(_LeanAppend).decode
+# write with more fails the basic decoder at its first such record and is decoded again by the full one.
+_decode_basic = msgspec.json.Decoder(_BasicAppend).decode
 _decode_full = msgspec.json.Decoder(_FullAppend).decode
 _decode_lines = msgspec.json.Decoder(_FullRecord).decode_lines
 _decode_lines_as_list = msgspec.json.Decoder(_Lines).decode
@@ -109,14 +109,14 @@ def decode_json(decode: Any, body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"body: not valid UTF-8 at byte {error.start}") from None
     except msgspec.ValidationError as error:
-        raise _named(str(error), body) from None
+        raise _locate_error(str(error), body) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"body: not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("body: JSON nested too deeply") from None
 
 
-def _named(text: str, body: bytes) -> InvalidRequest:
+def _locate_error(text: str, body: bytes) -> InvalidRequest:
     """msgspec says "… - at `$.records[0].tag`"; we say "records[0].tag: …, got 7"."""
     what, _, where = text.partition(" - at `$")
     place = where.rstrip("`").lstrip(".")
@@ -125,7 +125,7 @@ def _named(text: str, body: bytes) -> InvalidRequest:
             value = msgspec.json.decode(body)
             for key, index in _STEP.findall(place):
                 value = value[int(index)] if index else value[key]
-            what = f"{what.partition(', got')[0]}, got {shown(str(msgspec.json.encode(value), 'utf-8'))}"
+            what = f"{what.partition(', got')[0]}, got {quote(str(msgspec.json.encode(value), 'utf-8'))}"
         except (LookupError, TypeError, ValueError, RecursionError):
             pass  # the place could not be found again; the rest of the message stands
     field = place or _UNKNOWN_FIELD.sub(r"\1", what) if "unknown field" in what or place else "body"
@@ -140,11 +140,11 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
     """A JSON append body (v0 §3)."""
     request: Any
     body = body or b"{}"
-    tag_chars_max: int | None = _LEAN_TAG_CHARS
+    tag_chars_max: int | None = _BASIC_TAG_CHARS
     try:
         if not body.isascii():
             str(body, "utf-8")
-        request = _decode_lean(body)
+        request = _decode_basic(body)
         records = request.records
         columns = Columns([record.data for record in records])
         tags = [record.tag for record in records]
@@ -231,7 +231,7 @@ def _check_columns(
     limits: RecordLimits,
     tag_chars_max: int | None = None,
 ) -> None:
-    """Enforces the limits, drops columns nobody used, joins the tags, and fills in the write's own node."""
+    """Enforce the limits, drop unused columns, join the tags, and fill in the node of the append."""
     count = len(columns.datas)
     if count == 0:
         raise InvalidRequest("records: must hold at least one record", field="records")
@@ -241,8 +241,8 @@ def _check_columns(
             "split the write",
             limit=limits.batch_records_max,
         )
-    columns.metas = _used(columns.metas)
-    columns.times = _used(columns.times)
+    columns.metas = _drop_if_unused(columns.metas)
+    columns.times = _drop_if_unused(columns.times)
     columns.tags = _joined_texts(tags, "tag", limits.tag_bytes_max, tag_chars_max)
     if columns.nodes is not None and not _joined_texts(columns.nodes, "node", limits.node_bytes_max):
         columns.nodes = None
@@ -267,7 +267,7 @@ def _check_columns(
                 )
 
 
-def _used(column: list[Any] | None) -> list[Any] | None:
+def _drop_if_unused(column: list[Any] | None) -> list[Any] | None:
     if column is None or column.count(None) == len(column):
         return None
     return column
@@ -287,19 +287,19 @@ def _joined_texts(
             check_text(text, f"records[0].{field}", bytes_max=bytes_max)
         return text.encode()
     try:
-        joined = "\0".join(column)  # type: ignore[arg-type]
+        text_column = "\0".join(column)  # type: ignore[arg-type]
     except TypeError:  # some have none
-        joined = "\0".join([text or "" for text in column])
-    if len(joined) < count:  # nothing but separators
+        text_column = "\0".join([text or "" for text in column])
+    if len(text_column) < count:  # nothing but separators
         return None
-    # One look at the joined text clears the ordinary write; only a suspicious one is gone through.
+    # One check of the joined text is enough for most appends; only a suspicious one is checked text by text.
     if chars_max is None or chars_max > bytes_max:
         chars_max = max(map(len, filter(None, column)))
-    if not joined.isascii() or joined.count("\0") != count - 1 or chars_max > bytes_max:
+    if not text_column.isascii() or text_column.count("\0") != count - 1 or chars_max > bytes_max:
         for index, text in enumerate(column):
             if text:
                 check_text(text, f"records[{index}].{field}", bytes_max=bytes_max)
-    return joined.encode()
+    return text_column.encode()
 
 
 def check_meta(index: int, meta: Raw, limits: RecordLimits, box: str = "") -> None:
@@ -310,7 +310,7 @@ def check_meta(index: int, meta: Raw, limits: RecordLimits, box: str = "") -> No
         )
     if bytes(memoryview(meta)[:1]) != b"{":
         raise InvalidRequest(
-            f"{field}: must be a JSON object, got {shown(str(bytes(meta), 'utf-8'))}", field=field
+            f"{field}: must be a JSON object, got {quote(str(bytes(meta), 'utf-8'))}", field=field
         )
     keys = len(_decode_object(meta))
     if keys > limits.meta_keys_max:

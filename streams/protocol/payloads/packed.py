@@ -19,7 +19,7 @@ A column that no record uses is left out: it has 0 bytes in the head. All number
 
 Rules of the file
 - Work per column and per box. Records are gone through one by one only to say which of them is wrong.
-- What comes out is `Columns`, as from a JSON body: what is stored of them is `model/records.py`'s alone.
+- The result is `Columns`, as from a JSON body; `model/records.py` stores them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Raw
 
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from streams.protocol.model.names import check_box_name, check_text, shown
+from streams.protocol.model.names import check_box_name, check_text, quote
 from streams.protocol.model.records import Columns
 from streams.protocol.payloads.appends import MILLIS_MAX, RecordLimits, check_meta
 
@@ -49,7 +49,7 @@ _NULL = Raw(b"null")
 
 
 class PackedHead(msgspec.Struct, array_like=True, gc=False):
-    """What the body holds. Sizes are those of the values of data, tag, node, meta and ts."""
+    """The head of packed columns. `sizes` are bytes of the values of data, tag, node, meta and ts."""
 
     boxes: list[str]
     counts: list[int]
@@ -61,8 +61,8 @@ class PackedHead(msgspec.Struct, array_like=True, gc=False):
     idempotency_key: str = ""
 
 
-class Packed(msgspec.Struct, kw_only=True, gc=False):
-    """Rows for boxes of one shard, as buffers. `pack` makes one of plain lists."""
+class PackedColumns(msgspec.Struct, kw_only=True, gc=False):
+    """Rows for boxes of one shard, as buffers. `pack` builds one from plain lists."""
 
     boxes: list[str]
     counts: list[int]
@@ -117,10 +117,10 @@ def pack(
     ts: Sequence[int] | None = None,
     default_node: str = "",
     create: bool | None = None,
-) -> Packed:
+) -> PackedColumns:
     """Packed columns of plain lists. `data` and `meta` are JSON texts (`b""`: no meta), the rest is UTF-8
     (`b""`: none); a time of -1 is none."""
-    packed = Packed(
+    columns = PackedColumns(
         boxes=list(boxes),
         counts=list(counts),
         data_offsets=_offsets(data),
@@ -129,15 +129,15 @@ def pack(
         create=create,
     )
     if tag is not None and any(tag):
-        packed.tag_offsets, packed.tag = _offsets(tag), b"\0".join(tag)
+        columns.tag_offsets, columns.tag = _offsets(tag), b"\0".join(tag)
     if node is not None and any(node):
-        packed.node_offsets, packed.node = _offsets(node), b"\0".join(node)
+        columns.node_offsets, columns.node = _offsets(node), b"\0".join(node)
     if meta is not None and any(meta):
         metas = [value or b"null" for value in meta]
-        packed.meta_offsets, packed.meta = _offsets(metas), b"[%b]" % b",".join(metas)
+        columns.meta_offsets, columns.meta = _offsets(metas), b"[%b]" % b",".join(metas)
     if ts is not None and any(value >= 0 for value in ts):
-        packed.ts = array("q", ts).tobytes()
-    return packed
+        columns.ts = array("q", ts).tobytes()
+    return columns
 
 
 def _offsets(values: Sequence[bytes]) -> bytes:
@@ -162,7 +162,7 @@ def unpack(head: PackedHead, body: bytes, limits: RecordLimits) -> list[Rows]:
 
 
 def unpack_again(head: PackedHead, body: bytes) -> list[Rows]:
-    """The same of what was checked before: limits may have become narrower since."""
+    """Unpack a message that was accepted before, without limits: they may be lower now."""
     return _Unpacking(head, body, _NO_LIMITS).rows()
 
 
@@ -191,7 +191,7 @@ def _check_boxes(head: PackedHead, limits: RecordLimits) -> None:
 
 
 class _Unpacking:
-    """One message, column by column and then box by box."""
+    """Decodes one message, column by column and then box by box."""
 
     def __init__(self, head: PackedHead, body: bytes, limits: RecordLimits) -> None:
         self._head = head
@@ -201,8 +201,8 @@ class _Unpacking:
         self._body = memoryview(body)
         self._at = 0
         data, tag, node, meta, ts = head.sizes
-        expected = ts + sum(4 * (self._count + 1) + size for size in (data, tag, node, meta) if size)
-        if min(head.sizes) < 0 or expected != len(body) or not data or ts not in (0, 8 * self._count):
+        expected_bytes = ts + sum(4 * (self._count + 1) + size for size in (data, tag, node, meta) if size)
+        if min(head.sizes) < 0 or expected_bytes != len(body) or not data or ts not in (0, 8 * self._count):
             raise InvalidRequest(
                 f"sizes: {list(head.sizes)} for {self._count} rows are not a body of {len(body)} bytes",
                 field="sizes",
@@ -216,12 +216,12 @@ class _Unpacking:
             check_text(head.node, "node", bytes_max=limits.node_bytes_max)
 
     def rows(self) -> list[Rows]:
-        found: list[Rows] = []
+        rows: list[Rows] = []
         first = 0
         for box, count in zip(self._head.boxes, self._head.counts, strict=True):
-            found.append(Rows(box, self._columns(box, first, first + count)))
+            rows.append(Rows(box, self._columns(box, first, first + count)))
             first += count
-        return found
+        return rows
 
     # -- columns of the message
 
@@ -252,7 +252,7 @@ class _Unpacking:
         return raws, ends
 
     def _offender(self, column: str, offsets: array[int], text: bytes) -> InvalidRequest:
-        """Which row it is that is not one JSON value."""
+        """Return the error for the first row that is not one JSON value."""
         for index in range(self._count):
             value = text[1 + offsets[index] + index : 1 + offsets[index + 1] + index]
             try:
@@ -261,8 +261,10 @@ class _Unpacking:
             except (ValueError, RecursionError, IndexError):
                 wrong = True
             if wrong:
-                return self._wrong(index, column, f"must be exactly one JSON value, got {_shown(value)}")
-        return InvalidRequest(f"{column}: the values do not stand where the offsets say", field=column)
+                return self._wrong(
+                    index, column, f"must be exactly one JSON value, got {_quote_bytes(value)}"
+                )
+        return InvalidRequest(f"{column}: the values are not where the offsets say", field=column)
 
     def _wrong(self, row: int, column: str, what: str) -> InvalidRequest:
         box, index = self._place(row)
@@ -304,7 +306,7 @@ class _Unpacking:
         else:
             columns = Columns(self._datas[first:end])
         if self._tags is not None:
-            columns.tags = self._joined(self._tags, first, end, "tag", limits.tag_bytes_max)
+            columns.tags = self._join_texts(self._tags, first, end, "tag", limits.tag_bytes_max)
         columns.nodes = self._own_nodes(first, end)
         if self._metas is not None:
             columns.metas = self._own_metas(box, first, end)
@@ -314,42 +316,42 @@ class _Unpacking:
         self._check_sizes(box, columns)
         return columns
 
-    def _joined(
+    def _join_texts(
         self, column: tuple[array[int], bytes], first: int, end: int, field: str, bytes_max: int
     ) -> bytes | None:
         """The texts of a box, joined as they came; None when all are empty."""
         offsets, text = column
         start, stop = offsets[first] + first, offsets[end] + end - 1
-        joined = text[start:stop]
+        box_text = text[start:stop]
         count = end - first
-        if joined.count(0) != count - 1 or (start and text[start - 1]) or not 0 <= start <= stop:
-            raise self._wrong(first, field, "the values of this box do not stand where the offsets say")
-        if len(joined) < count:  # nothing but separators
+        if box_text.count(0) != count - 1 or (start and text[start - 1]) or not 0 <= start <= stop:
+            raise self._wrong(first, field, "the values of this box are not where the offsets say")
+        if len(box_text) < count:  # nothing but separators
             return None
-        if not joined.isascii() or not _all_short(joined, bytes_max):
-            for row, value in enumerate(joined.split(b"\0"), first):
+        if not box_text.isascii() or not _all_short(box_text, bytes_max):
+            for row, value in enumerate(box_text.split(b"\0"), first):
                 self._check_text(row, field, value, bytes_max)
-        return joined
+        return box_text
 
     def _check_text(self, row: int, field: str, value: bytes, bytes_max: int) -> None:
         try:
             text = str(value, "utf-8")
         except UnicodeDecodeError:
-            raise self._wrong(row, field, f"is not valid UTF-8, got {_shown(value)}") from None
+            raise self._wrong(row, field, f"is not valid UTF-8, got {_quote_bytes(value)}") from None
         box, index = self._place(row)
         check_text(text, f"{box} records[{index}].{field}", bytes_max=bytes_max)
 
     def _own_nodes(self, first: int, end: int) -> list[str | None] | None:
         default = self._head.node or None
-        joined = None
+        box_text = None
         if self._nodes is not None:
-            joined = self._joined(self._nodes, first, end, "node", self._limits.node_bytes_max)
-        if joined is None:
+            box_text = self._join_texts(self._nodes, first, end, "node", self._limits.node_bytes_max)
+        if box_text is None:
             return [default] * (end - first) if default else None
-        one = joined[: joined.find(b"\0") + 1]
-        if one * (end - first - 1) + one[:-1] == joined and len(one) > 1:  # mostly it is the same for all
+        one = box_text[: box_text.find(b"\0") + 1]
+        if one * (end - first - 1) + one[:-1] == box_text and len(one) > 1:  # mostly it is the same for all
             return [str(one[:-1], "utf-8")] * (end - first)
-        return [own or default for own in str(joined, "utf-8").split("\0")]
+        return [own or default for own in str(box_text, "utf-8").split("\0")]
 
     def _own_metas(self, box: str, first: int, end: int) -> list[Raw | None] | None:
         assert self._metas is not None
@@ -381,19 +383,19 @@ class _Unpacking:
                 )
 
 
-def _all_short(joined: bytes, bytes_max: int) -> bool:
-    """Whether surely no text is longer: such a one would fill one of these windows. A few nanoseconds a text,
-    where to measure each takes forty."""
+def _all_short(text: bytes, bytes_max: int) -> bool:
+    """Return True if certainly no text is longer: a longer one would fill one of these windows. A few
+    nanoseconds a text; to measure each takes forty."""
     window = max(1, bytes_max // 2)
-    return all(joined.find(b"\0", at, at + window) >= 0 for at in range(0, len(joined) - window + 1, window))
+    return all(text.find(b"\0", at, at + window) >= 0 for at in range(0, len(text) - window + 1, window))
 
 
-def _shown(value: bytes) -> str:
-    return shown(str(value, "utf-8", "replace"))
+def _quote_bytes(value: bytes) -> str:
+    return quote(str(value, "utf-8", "replace"))
 
 
 def sizes_of(head: PackedHead, body: bytes) -> Iterator[tuple[str, int, int]]:
-    """(box, rows, bytes of data) of what was checked before, without looking at it."""
+    """Yield (box, rows, bytes of data) of a message that was checked before, from its offsets alone."""
     first = start = 0
     for box, count in zip(head.boxes, head.counts, strict=True):
         first += count
@@ -402,7 +404,7 @@ def sizes_of(head: PackedHead, body: bytes) -> Iterator[tuple[str, int, int]]:
         start = end
 
 
-def joined(pieces: Sequence[Columns]) -> Columns:
+def join_columns(pieces: Sequence[Columns]) -> Columns:
     """The rows of several messages for one box, as one write."""
     if len(pieces) == 1:
         return pieces[0]

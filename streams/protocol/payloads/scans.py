@@ -16,13 +16,13 @@ from streams.protocol.model.records import Batch, split_columns
 BYTES_DEFAULT = 2 * 1024 * 1024
 BYTES_MAX = 16 * 1024 * 1024
 
-#: Shorter stretches are put together, at a third of a microsecond for each record: whoever reads them would
-#: otherwise have to make columns of a few records each.
+#: Shorter stretches are merged, at a third of a microsecond for each record. Otherwise the reader would build
+#: columns of a few records each.
 _SHORT_RECORDS = 32
 #: So many records of short stretches in one run, a few milliseconds of work.
 _TOGETHER_MAX = 10_000
 
-#: Which columns are wanted: a sum of these.
+#: The columns to return: a sum of these.
 DATA, TAGS, NODES, META = 1, 2, 4, 8
 ALL = DATA + TAGS + NODES + META
 
@@ -61,7 +61,7 @@ class ScanPageHead(msgspec.Struct, array_like=True, gc=False):
 
 
 class ScanReply(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a scan. The body is in parts, most of them views of stored batches: nothing is copied on
+    """The reply to a scan. The body is in parts, most of them views of stored batches: nothing is copied on
     its way to the socket."""
 
     head: ScanPageHead
@@ -73,8 +73,8 @@ scan_page_head_decoder = msgspec.msgpack.Decoder(ScanPageHead)
 
 
 class RunWriter:
-    """Makes runs of stretches of batches. Long ones that are regular are taken as they are stored: nothing of
-    them is looked at. Others are taken apart."""
+    """Builds runs from stretches of batches. A long, regular stretch is sent as stored, without decoding.
+    Others are decoded and merged."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
@@ -105,17 +105,17 @@ class RunWriter:
         return [part for part in self._parts if len(part)]
 
     def _take(self, batch: Batch, first: int, last: int, prefix: int) -> None:
-        wanted = self._columns
+        columns = self._columns
         assert batch.ends is not None, "a batch of one record is taken apart"
         ends = tags = comma = b""
         values: bytes | memoryview = b""
         base = batch.ends[first - 1] if first else 0
-        if wanted & DATA:
+        if columns & DATA:
             ends = batch.ends[first : last + 1].tobytes()
             values, comma = batch.text(first, last), b","
-        if wanted & TAGS and batch.tags is not None:
+        if columns & TAGS and batch.tags is not None:
             tags = batch.tags_of(first, last)
-        node = str(batch.nodes or b"", "utf-8") if wanted & NODES else ""
+        node = str(batch.nodes or b"", "utf-8") if columns & NODES else ""
         self._put(
             RunHead(
                 last - first + 1,
@@ -134,35 +134,35 @@ class RunWriter:
     def _put_together(self) -> None:
         if not self._short:
             return
-        wanted = self._columns
-        found = split_columns(
+        columns = self._columns
+        records = split_columns(
             # A binary record as `/v0` shows it; any other as it is stored.
             [
                 batch.text_as(first, last, tags=False, meta=True, data=True)
                 for batch, first, last in self._short
             ]
         )
-        count = len(found.seqs)
-        is_row = found.seqs[-1] - found.seqs[0] == count - 1
-        seqs = b"" if is_row else array("q", found.seqs).tobytes()
-        times = b"" if found.times[0] == found.times[-1] else array("q", found.times).tobytes()
+        count = len(records.seqs)
+        is_row = records.seqs[-1] - records.seqs[0] == count - 1
+        seqs = b"" if is_row else array("q", records.seqs).tobytes()
+        times = b"" if records.times[0] == records.times[-1] else array("q", records.times).tobytes()
         ends = values = tags = nodes = meta_ends = metas = b""
         node = ""
-        if wanted & DATA:
-            ends, values = _packed_texts(found.datas)
-        if wanted & TAGS and any(batch.tags is not None for batch, _, _ in self._short):
+        if columns & DATA:
+            ends, values = _packed_texts(records.datas)
+        if columns & TAGS and any(batch.tags is not None for batch, _, _ in self._short):
             tags = b"\0".join([batch.tags_of(first, last) for batch, first, last in self._short])
-        if wanted & NODES:
-            if found.nodes.count(found.nodes[0]) == count:
-                node = found.nodes[0]
+        if columns & NODES:
+            if records.nodes.count(records.nodes[0]) == count:
+                node = records.nodes[0]
             else:
-                nodes = "\0".join(found.nodes).encode()
-        if wanted & META and any(map(len, found.metas)):
-            meta_ends, metas = _packed_texts(found.metas)
+                nodes = "\0".join(records.nodes).encode()
+        if columns & META and any(map(len, records.metas)):
+            meta_ends, metas = _packed_texts(records.metas)
         parts = [ends, values, seqs, times, tags, nodes, meta_ends, metas]
         sizes = tuple(map(len, parts))
         self._short, self._short_records = [], 0
-        self._put(RunHead(count, found.seqs[0], found.times[0], 0, 0, 0, 0, node, sizes), parts)  # type: ignore[arg-type]
+        self._put(RunHead(count, records.seqs[0], records.times[0], 0, 0, 0, 0, node, sizes), parts)  # type: ignore[arg-type]
 
     def _put(self, head: RunHead, parts: Sequence[bytes | memoryview]) -> None:
         self.heads.append(head)
@@ -170,5 +170,5 @@ class RunWriter:
 
 
 def _packed_texts(texts: list[Raw]) -> tuple[bytes, bytes]:
-    """Where each ends, and all of them one after the other."""
+    """Return the end of each text, and all texts joined."""
     return array("I", list(accumulate(map(len, texts)))).tobytes(), b"".join(texts)

@@ -1,4 +1,4 @@
-"""What the processes of a server report of themselves, and how they measure it.
+"""Reports of the processes of a server about themselves, and how they measure.
 
 reports     the content of metrics and of the status
 histogram   measured times in fixed buckets

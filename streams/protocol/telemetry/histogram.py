@@ -34,19 +34,20 @@ TIMES_S = (
 
 def quantile(counts: Sequence[int], part: float, bounds: Sequence[float] = TIMES_S) -> float:
     """Return the time that this part of the observations is at most, as if each bucket were evenly filled; 0
-    if there are none. What is beyond the last bound counts as twice that."""
-    wanted = part * sum(counts)
+    if there are none. Values beyond the last bound count as twice that bound."""
+    rank = part * sum(counts)
     edges = (0.0, *bounds, 2 * bounds[-1])
     before = 0
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        if count and before + count >= wanted:
-            return low + (high - low) * max(0.0, wanted - before) / count
+        if count and before + count >= rank:
+            return low + (high - low) * max(0.0, rank - before) / count
         before += count
     return 0.0
 
 
 class HistogramFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What travels: observations in each bucket (not added up; the last one has no bound), and their sum."""
+    """A histogram as it is sent: observations in each bucket (not cumulative; the last has no bound), and
+    their sum."""
 
     counts: tuple[int, ...] = (0,) * (len(TIMES_S) + 1)
     sum: float = 0.0

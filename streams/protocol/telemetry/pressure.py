@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 NONE, PACING, THROTTLING = 0, 1, 2
 
-#: How often one looks, and how many looks make a window.
+#: Time between two samples, and samples in a window (`WINDOW`).
 SAMPLE_S = 0.025
-#: With nothing to do, one looks this often.
+#: Time between two samples of an idle process.
 IDLE_SAMPLE_S = 0.25
 WINDOW = 4
 
-#: What a client that is refused is asked to wait, at least and at most.
+#: Bounds of the `Retry-After` of a refused request.
 RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX = 100, 5_000
 
 #: Appends in flight to one shard: with fewer a shard would wait for its gateway; and as good as no limit.
@@ -43,7 +43,7 @@ class _Sample(NamedTuple):
 
 
 class Gauge:
-    """`level` is kept ready, so that whoever is in a hurry tests one attribute."""
+    """The pressure level. `level` is an attribute, so that a hot path tests it without a call."""
 
     __slots__ = ("_thresholds", "_window", "level")
 
@@ -82,7 +82,7 @@ def own_lag_ms(late_s: float, cpu_s: float) -> float:
 
 
 def retry_after_ms(waited_ms: float) -> int:
-    """Twice what others have waited: by then about half of them have been served."""
+    """Return twice the time that others have waited: by then about half of them have been served."""
     return int(min(max(2 * waited_ms, RETRY_AFTER_MS_MIN), RETRY_AFTER_MS_MAX))
 
 
@@ -104,7 +104,7 @@ class Limit:
         if lag_ms < self._pace_lag_ms:
             self._rest = 0
             self.value = min(LIMIT_MAX, self.value + max(1, self.value // 8))
-        elif self._rest:  # what was done has yet to show
+        elif self._rest:  # the last change has yet to take effect
             self._rest -= 1
         else:
             self._rest = WINDOW - 1

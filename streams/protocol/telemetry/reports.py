@@ -1,4 +1,4 @@
-"""What the processes of a server tell of themselves: the content of metrics and of the status (v0 §13).
+"""Reports of processes about themselves: the content of metrics and of the status (v0 §13).
 
 A shard answers `OP_REPORT` with a `ShardReport`; a gateway makes a `GatewayReport` of itself and asks the
 others for theirs. Numbers only: no payload, no key, and of names only those of boxes, routers and groups, and
@@ -101,7 +101,7 @@ class BoxTotals(msgspec.Struct, kw_only=True):
 
 
 class TallyReport(msgspec.Struct, kw_only=True):
-    """What a shard has done since it started."""
+    """Counters of a shard since its start."""
 
     appends: int = 0
     records_appended: int = 0
@@ -124,7 +124,7 @@ class WalReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The space of a shard's disk, and what was refused for want of it."""
+    """The space of a shard's disk, and the number of requests refused for lack of it."""
 
     #: 0 ok, 1 commands that add data are refused, 2 all that write are.
     level: int = 0
@@ -135,7 +135,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shard puts into the object store for its boxes of class object."""
+    """Uploads of a shard to the object store, for its boxes of class object."""
 
     objects: int = 0
     bytes: int = 0
@@ -199,7 +199,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_keys: int = 0
     #: The system clock minus the time of the shard.
     clock_ahead_s: float = 0.0
-    #: What keys with limits use here, by id.
+    #: Usage of keys with limits on this shard, by id.
     key_use: dict[str, Use] = {}
     #: How long the log has had changes that no snapshot has; 0 if it has none.
     snapshot_age_s: float = 0.0

@@ -21,13 +21,13 @@ R = TypeVar("R")
 class Top(Generic[R]):
     """The `rows_max` rows with the largest values."""
 
-    __slots__ = ("_added", "_heap", "_rows_max", "has_more")
+    __slots__ = ("_heap", "_row_count", "_rows_max", "has_more")
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
         #: (value, minus its number, name, row): the least first, and of equal ones the last that came.
         self._heap: list[tuple[float, int, str, R]] = []
-        self._added = 0
+        self._row_count = 0
         #: True if some row was left out.
         self.has_more = False
 
@@ -44,8 +44,8 @@ class Top(Generic[R]):
 
     def add(self, value: float, name: str, row: R) -> None:
         """Add a row that `wants` has accepted."""
-        self._added += 1
-        entry = (value, -self._added, name, row)
+        self._row_count += 1
+        entry = (value, -self._row_count, name, row)
         if len(self._heap) < self._rows_max:
             heappush(self._heap, entry)
         else:
@@ -99,8 +99,8 @@ class TopBoxes:
         """Return the rows by name."""
         if self._all is not None:
             return sorted(self._all, key=lambda row: row.box)
-        chosen = {row.box: row for top in (self._sizes, self._lags, self._rates) for row in top.rows()}
-        return [chosen[name] for name in sorted(chosen)]
+        rows = {row.box: row for top in (self._sizes, self._lags, self._rates) for row in top.rows()}
+        return [rows[name] for name in sorted(rows)]
 
 
 def top_of(rows: Iterable[tuple[float, str, R]], rows_max: int) -> tuple[list[R], bool]:

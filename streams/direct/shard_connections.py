@@ -1,12 +1,12 @@
-"""Which shard owns a box, the connections to all of them, and what is tried again.
+"""Connections to all shards, the placement of boxes, and retries.
 
-Which shard owns a box is asked of a gateway (`GET /v0/placement`). The map changes only while the whole
-server is down, and then every connection breaks. So the map is asked for *after* connecting, and the
-connection is used only when it still says the same: a box is never written to a shard that does not own it. A
-shard that says `moved` is believed too.
+A gateway reports which shard owns a box (`GET /v0/placement`). The map changes only while the whole server is
+down, and then every connection breaks. So the client fetches the map *after* connecting, and uses the
+connection only if the map is unchanged: a box is never written to a shard that does not own it. An error
+`moved` of a shard counts too.
 
-One connection a shard; threads may share them. What a lost connection leaves open is repeated, for everything
-that is sent from here may be.
+One connection for each shard; threads may share them. After a lost connection, unanswered requests are
+repeated: every request from here is idempotent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Closing:
         raise NotImplementedError
 
 
-class Ways:
+class ShardConnections:
     def __init__(
         self,
         url: str | None = None,
@@ -76,7 +76,7 @@ class Ways:
 
     def __repr__(self) -> str:
         up = sum(link.is_up for link in self._links.values())
-        return f"<Ways to {self.url}, {up} of {len(self._links)} shards connected>"
+        return f"<ShardConnections to {self.url}, {up} of {len(self._links)} shards connected>"
 
     @property
     def url(self) -> str:
@@ -111,7 +111,7 @@ class Ways:
         with self._lock:
             self._placement = None
 
-    # -- the way
+    # -- connections
 
     def to_box(self, box: str) -> Link:
         return self._link(lambda: self._slots[slot_of(box)])
@@ -126,13 +126,15 @@ class Ways:
         return link
 
     def _link(self, choose: Callable[[], int]) -> Link:
-        """A connection that was made before the map was read which says that it is the right one."""
+        """Return a connection that is older than the placement that selects it."""
         for _ in range(3):
             placement = self.placement()
             shard = choose()
             if shard >= len(placement.sockets):
-                raise BoxMoved(f"there is no shard {shard} (any more)", shard=shard)
-            path, key = self._way_to(placement, shard)
+                raise BoxMoved(
+                    f"there is no shard {shard}; the number of shards may have changed", shard=shard
+                )
+            path, key = self._address_of(placement, shard)
             with self._lock:
                 link = self._links.setdefault(path, Link(path, key))
             with link.lock:
@@ -146,9 +148,10 @@ class Ways:
                 link.close()
         raise Busy("the map of shards keeps changing; try again")
 
-    def _way_to(self, placement: Placement, shard: int) -> tuple[str, str]:
-        """Where the shard is, and the key to say there. A Unix socket takes everything without one; the key
-        says whose the transactions are, so that they can go on over TCP."""
+    def _address_of(self, placement: Placement, shard: int) -> tuple[str, str]:
+        """Return the address of a shard, and the key to present. A Unix socket needs none; the key is the
+        owner of
+        transactions, so that they can continue over TCP."""
         path = placement.sockets[shard]
         if path and (self._over_tcp is False or (self._over_tcp is None and os.path.exists(path))):
             return path, self._key
@@ -173,8 +176,8 @@ class Ways:
         return self.attempt(lambda: self.to_box(box).locked_call(op, head, body), retry)
 
     def attempt(self, ask: Callable[[], T], retry: Retry | None = None, *, follows: bool = True) -> T:
-        """Asks until there is an answer, as the HTTP client does. What is asked may be repeated. Unless it
-        `follows` boxes that have moved, the caller is told of that at once."""
+        """Call `ask` until it returns, with the retries of the HTTP client; it must be idempotent. Unless it
+        `follows` boxes that have moved, `BoxMoved` is raised at once."""
         attempts = Attempts(retry or self.retry)
         while True:
             try:
