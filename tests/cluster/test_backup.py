@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_refused_with_the_next_step(tmp_path: Path, targe
     data = str(tmp_path / "data")
     assert "is not a data directory" in refused("backup", str(target), "--data-dir", data)
     assert not (tmp_path / "data").exists()
-    assert "cannot be a place for backups" in refused("backup", str(tmp_path / "no"), "--data-dir", data)
+    assert "cannot be the backup target" in refused("backup", str(tmp_path / "no"), "--data-dir", data)
     assert "it contains no backup" in refused("restore", str(target), "--data-dir", data)
     assert "is not a time" in refused("restore", str(target), "--until", "yesterday")
     with running_server(data, shards=1) as server:
