@@ -161,7 +161,7 @@ class _Gunzip:
         except zlib.error as error:
             raise InvalidRequest(f"body: not valid gzip: {error}") from None
         if size and (not decoder.eof or decoder.unused_data or self._at < len(self._body)):
-            raise InvalidRequest("body: not one whole gzip member")
+            raise InvalidRequest("body: not one complete gzip member")
         return b"".join(pieces)
 
     def read_into(self, space: memoryview) -> int:

@@ -29,7 +29,7 @@ def is_urgent(request: Request) -> bool:
         if value in ("1", "true"):
             return True
         if value not in ("0", "false"):
-            raise InvalidRequest(f"{_HEADER_TITLE}: {quote(value)} must be 1 or 0", field=_HEADER_TITLE)
+            raise InvalidRequest(f"{_HEADER_TITLE}: {quote(value)} is not 1 or 0", field=_HEADER_TITLE)
     return "urgent" in request.query and _in_query(request.query) is not None
 
 

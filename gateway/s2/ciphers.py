@@ -112,14 +112,14 @@ class RecordCipher:
                 tail = self._decrypt(data, nonce, self._bound)
             except DecryptionFailed:
                 raise S2Error(
-                    "decryption_failed", f"record {record.seq_num} was not closed with this key"
+                    "decryption_failed", f"record {record.seq_num} was not encrypted with this key"
                 ) from None
         return sequenced.entry(record.seq_num, record.timestamp, tail)
 
 
 def _key(cipher: Cipher, text: str) -> bytes:
     if not text:
-        raise S2Error("bad_header", f"s2-encryption-key: is needed, this stream is kept with {cipher}")
+        raise S2Error("bad_header", f"s2-encryption-key: is missing; this stream is encrypted with {cipher}")
     try:
         key = b64decode(text, validate=True)
     except (NotBase64, ValueError):

@@ -134,7 +134,7 @@ def _min_age(empty: _DeleteOnEmpty) -> int | UnsetType | None:
 
 def _check_u64(number: int, field: str) -> None:
     if not 0 <= number <= U64_MAX:
-        raise S2Error("bad_json", f"{field}: is not an unsigned number of 64 bits")
+        raise S2Error("bad_json", f"{field}: is not an unsigned 64-bit integer")
 
 
 def decode_body(body: bytes, kind: type[_T]) -> _T:

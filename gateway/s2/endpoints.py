@@ -38,7 +38,7 @@ from streams.protocol.errors import StreamsError
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import box_of
 
-_REVOKED = S2Error("authn", "the key or token of this session is not valid any more")
+_REVOKED = S2Error("authn", "the key or token of this session is no longer valid")
 
 _Handlers = dict[str, Callable[[], Awaitable[Response]]]
 
@@ -139,9 +139,7 @@ class S2:
                 response = await handler()
             finally:
                 self._in_flight.give(request.key)
-        assert permit.checked_operation is not None, (
-            "an address of this API answers without asking what its caller may"
-        )
+        assert permit.checked_operation is not None, "every handler must check the permissions of its caller"
         self._count(*permit.checked_operation)
         return response
 

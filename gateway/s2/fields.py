@@ -70,10 +70,10 @@ class Query:
         try:
             pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=64, errors="strict")
         except ValueError:
-            raise S2Error("bad_query", f"{quote(query)} is not a list of name=value") from None
+            raise S2Error("bad_query", f"{quote(query)} is not a list of name=value pairs") from None
         for name, value in pairs:
             if name in self._values:
-                raise S2Error("bad_query", f"{quote(name)} is given twice")
+                raise S2Error("bad_query", f"{quote(name)} appears more than once")
             self._values[name] = value
 
     def number(self, name: str, high: int = U64_MAX) -> int | None:
@@ -100,7 +100,7 @@ class Query:
     def basin_part(self, name: str) -> str:
         value = self._values.get(name, "")
         if not is_basin_part(value):
-            raise S2Error("bad_query", f"{name}: {quote(value)} is not the beginning of a basin name")
+            raise S2Error("bad_query", f"{name}: {quote(value)} is not a prefix of a basin name")
         return value
 
     def stream_part(self, name: str) -> str:
@@ -132,7 +132,7 @@ def request_token(headers: Mapping[str, str]) -> str:
 def basin_of(headers: Mapping[str, str]) -> str:
     name = headers.get("s2-basin")
     if name is None:
-        raise S2Error("bad_header", "s2-basin: this header must name the basin")
+        raise S2Error("bad_header", "s2-basin: the header is missing; it must name the basin")
     return basin_name(name, "bad_header")
 
 

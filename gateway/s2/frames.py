@@ -76,7 +76,7 @@ class Receiver:
         while len(buffer) - at >= _HEAD_BYTES:
             length = buffer[at] << 16 | buffer[at + 1] << 8 | buffer[at + 2]
             if not 0 < length <= LENGTH_MAX:
-                raise _bad(f"a frame says that it has {length} bytes")
+                raise _bad(f"a frame has a length of {length} bytes; the limit is {LENGTH_MAX}")
             if len(buffer) - at < 3 + length:
                 break
             with memoryview(buffer) as view:
@@ -93,7 +93,7 @@ class Receiver:
 
 def _plain(flags: int, body: bytes) -> bytes:
     if flags & _TERMINAL:
-        raise _bad("a client ends a session by closing it, not by a terminal frame")
+        raise _bad("a client must end a session by closing it, not with a terminal frame")
     codec = flags >> 5 & 3
     if codec == NONE:
         return body
@@ -105,13 +105,13 @@ def _plain(flags: int, body: bytes) -> bytes:
             decoder = zlib.decompressobj(wbits=31)
             plain = decoder.decompress(body, _PLAIN_MAX + 1)
             if not decoder.eof and len(plain) <= _PLAIN_MAX:
-                raise _bad("a frame is not one whole gzip member")
+                raise _bad("a frame is not one complete gzip member")
         else:
             raise _bad("a frame has an unknown compression")
     except (zlib.error, zstandard.ZstdError) as error:
-        raise _bad(f"a frame cannot be uncompressed: {error}") from None
+        raise _bad(f"a frame cannot be decompressed: {error}") from None
     if len(plain) > _PLAIN_MAX:
-        raise _bad(f"a frame has more than {_PLAIN_MAX} bytes when uncompressed")
+        raise _bad(f"a frame has more than {_PLAIN_MAX} bytes when decompressed")
     return plain
 
 

@@ -29,5 +29,5 @@ class Locations:
         name = configs.decode_body(await json_body(request), str)
         permit.check("set-default-location")
         if name != configs.LOCATION:
-            raise S2Error("invalid", f"this server has one location, which is {configs.LOCATION}")
+            raise S2Error("invalid", f"this server has only the location {configs.LOCATION}")
         return json_response(_HERE)

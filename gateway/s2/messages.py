@@ -88,7 +88,9 @@ class Input:
 
     def _begin(self, count: int, match_seq_num: int | None, fencing_token: str | None) -> None:
         if not 1 <= count <= BATCH_RECORDS_MAX:
-            raise _invalid(f"records: a batch has 1 to {BATCH_RECORDS_MAX} records, this one {count}")
+            raise _invalid(
+                f"records: a batch must have 1 to {BATCH_RECORDS_MAX} records, this one has {count}"
+            )
         if fencing_token is not None and len(fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
             raise _invalid(f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
         #: The key whose limits apply, or "".
@@ -108,7 +110,7 @@ class Input:
     def _look_at_headers(self, index: int, record: InputRecord) -> None:
         """Check headers and record commands: a single header with an empty name makes a record a command."""
         if len(record.headers) >= _HEADERS_MAX:
-            raise _invalid(f"records[{index}].headers: has too many")
+            raise _invalid(f"records[{index}].headers: has more than {_HEADERS_MAX - 1} headers")
         if all(name for name, _ in record.headers):
             return
         if len(record.headers) > 1:
@@ -305,7 +307,7 @@ def input_from_json(data: bytes, *, is_base64: bool) -> Input:
         raise bad_json(error) from None
     numbers = [body.match_seq_num, *(record.timestamp for record in body.records)]
     if any(number is not None and not 0 <= number <= U64_MAX for number in numbers):
-        raise S2Error("bad_json", "body: a number is not an unsigned one of 64 bits")
+        raise S2Error("bad_json", "body: a number is not an unsigned 64-bit integer")
     if body.fencing_token is not None and len(body.fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
         raise S2Error("bad_json", f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
     to_bytes = _from_base64 if is_base64 else str.encode
@@ -324,7 +326,7 @@ def _from_base64(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (NotBase64, ValueError):
-        raise _invalid("records: something is not base64") from None
+        raise _invalid("records: a header or body is not valid base64") from None
 
 
 def position(seq_num: int, timestamp: int) -> dict[str, int]:

@@ -102,7 +102,7 @@ class Permit:
     def check_token_id(self, id: str) -> None:
         """Raise `permission_denied` if the caller may not issue or revoke a token with this id."""
         if not self.tokens.holds(id):
-            raise S2Error("permission_denied", "id: is outside the scope of the token that asks")
+            raise S2Error("permission_denied", "id: is outside the scope of the calling token")
 
     def restrict(self, token: AccessToken) -> AccessToken:
         """Return the token that the caller may issue: never wider than the caller's own permissions."""
@@ -138,7 +138,7 @@ class KeyPermit(Permit):
     def restrict(self, token: AccessToken) -> AccessToken:
         for operation in token.ops:
             if not self.allows(operation):
-                raise S2Error("permission_denied", f"scope: the key that asks does not allow {operation}")
+                raise S2Error("permission_denied", f"scope: the calling key does not allow {operation}")
         return token
 
 
@@ -176,12 +176,12 @@ class TokenPermit(Permit):
             (token.tokens, own.tokens),
         )
         if not (set(token.ops) <= set(own.ops) and all(inner.within(outer) for inner, outer in sets)):
-            raise S2Error("permission_denied", "scope: is wider than that of the token that asks")
+            raise S2Error("permission_denied", "scope: is wider than that of the calling token")
         self.check_token_id(token.id)
         if not own.expires_ms:
             return token
         if token.expires_ms > own.expires_ms:
-            raise S2Error("permission_denied", "expires_at: is later than that of the token that asks")
+            raise S2Error("permission_denied", "expires_at: is later than that of the calling token")
         return msgspec.structs.replace(token, expires_ms=token.expires_ms or own.expires_ms)
 
     async def wait_revoked(self) -> None:

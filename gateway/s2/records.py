@@ -66,7 +66,9 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise `invalid` if the start or the end is invalid. Call it after checking the headers."""
         if sum(each is not None for each in (self.seq_num, self.timestamp, self.tail_offset)) > 1:
-            raise S2Error("invalid", "seq_num, timestamp, tail_offset: at most one says where to start")
+            raise S2Error(
+                "invalid", "seq_num, timestamp, tail_offset: at most one of these may set the start"
+            )
         if self.until is not None and self.timestamp is not None and self.timestamp >= self.until:
             raise S2Error("invalid", "until: must be later than timestamp")
 
@@ -77,7 +79,9 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
         """
         parts = last_event_id.strip().split(",")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise S2Error("bad_header", "last-event-id: is not the id of an event of this API")
+            raise S2Error(
+                "bad_header", "last-event-id: is not an event id of this API; expected seq,count,bytes"
+            )
         seq_num, count, size = map(int, parts)
         return msgspec.structs.replace(
             self,

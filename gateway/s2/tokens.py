@@ -68,7 +68,7 @@ class _Names(msgspec.Struct, frozen=True):
             return NameSet(exact, None)
         if prefix is not UNSET and exact is UNSET:
             if not _IS_PREFIX[where](prefix):
-                raise S2Error("bad_json", f"scope.{where}.prefix: is not the beginning of such a name")
+                raise S2Error("bad_json", f"scope.{where}.prefix: is not a valid prefix of such a name")
             return NameSet(None, prefix)
         raise S2Error("bad_json", f"scope.{where}: must be either exact or prefix")
 
@@ -123,7 +123,7 @@ def _parse_time(text: str) -> tuple[int, str]:
         moment = msgspec.convert(_fraction.sub("", text, count=1), datetime)
         seconds = int(moment.timestamp())
     except (msgspec.ValidationError, OverflowError, ValueError):
-        raise S2Error("bad_json", f"expires_at: {quote(text)} is not a time of RFC 3339") from None
+        raise S2Error("bad_json", f"expires_at: {quote(text)} is not an RFC 3339 time") from None
     if moment.tzinfo is None:
         raise S2Error("bad_json", f"expires_at: {quote(text)} has no offset from UTC")
     utc = moment.astimezone(UTC)

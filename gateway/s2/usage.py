@@ -69,17 +69,18 @@ class _MetricsQuery:
             raise S2Error("bad_query", f"interval: must be one of {', '.join(INTERVALS_S)}")
         start, end = parameters.number("start", fields.U32_MAX), parameters.number("end", fields.U32_MAX)
         if start is None or end is None:
-            raise S2Error("invalid", "start, end: both must be given, in seconds")
+            raise S2Error("invalid", "start, end: both are required, in seconds")
         if start > end or end > now_s + _AHEAD_S or end - start > _RANGE_S_MAX:
             raise S2Error(
-                "invalid", f"start, end: must be in order, past, and {_RANGE_S_MAX} s apart at most"
+                "invalid",
+                f"start, end: must be in order, not in the future, and at most {_RANGE_S_MAX} s apart",
             )
         self.start_s, self.end_s = start, end
         self.has_now = start <= now_s <= end
 
     def check_interval(self, only: str) -> None:
         if self.interval not in (None, only):
-            raise S2Error("invalid", f"interval: of this set must be {only}")
+            raise S2Error("invalid", f"interval: must be {only} for this set")
 
 
 class Usage:
@@ -94,7 +95,7 @@ class Usage:
         if query.set in _HISTORY:
             if not permit.sees_every_basin:
                 raise S2Error(
-                    "permission_denied", f"the access token is not for all basins, as {query.set} is"
+                    "permission_denied", f"{query.set} covers all basins, and the access token does not"
                 )
             return await self._sum_counters(query, ACCOUNT)
         names: list[str] = []
