@@ -198,7 +198,7 @@ class Gateway:
                 draining=self._draining,
                 limits=self._limits,
                 front=front,
-                socket_handler=self._api.sockets.serve,
+                socket_handler=self._api.websockets.serve,
                 admit=None if self._guard is None else self._api.admit_body,
                 bodies=self._bodies,
                 table=self._table,

@@ -17,7 +17,7 @@ from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import InvalidRequest, Unauthorized
 
 _token = re.compile(r"(?:^|&)token=([^&]*)")
-_ASK = "send Authorization: Bearer KEY"
+_HINT = "send Authorization: Bearer KEY"
 
 
 class Guard:
@@ -46,7 +46,7 @@ class Guard:
             match = _token.search(query)
             secret = unquote_plus(match[1]) if match else None
         if secret is None:
-            raise Unauthorized(f"authorization: the request has no key; {_ASK}")
+            raise Unauthorized(f"authorization: the request has no key; {_HINT}")
         key = self.ring.find(secret)
         if key is None:
             raise Unauthorized("authorization: this server does not have this key")
@@ -58,7 +58,7 @@ class Guard:
             request.query = without_token(request.query)
         elif "token=" in request.query and _token.search(request.query):
             raise InvalidRequest(
-                f"token: only event streams accept a key in the query; {_ASK}", field="token"
+                f"token: only event streams accept a key in the query; {_HINT}", field="token"
             )
         return key
 

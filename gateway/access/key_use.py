@@ -119,10 +119,10 @@ class KeyUse:
                 use = None if use is None or here is None else use.plus(here)
         sessions = self._slots.sessions_of(key.id)
         if key.limits.sessions:
-            sessions += await self._sessions_elsewhere(key.id)
+            sessions += await self._sessions_in_other_gateways(key.id)
         return self.describe(key, use, sessions)
 
-    async def _sessions_elsewhere(self, id: str) -> int:
+    async def _sessions_in_other_gateways(self, id: str) -> int:
         """Return the number of S2 sessions of a key in the other gateways that reply."""
         count = 0
 

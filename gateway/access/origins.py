@@ -30,11 +30,11 @@ from streams.protocol.model.names import quote
 
 #: Size of the cache of accepted `Host` headers.
 _HOSTS_MAX = 256
-_GOOD_SITES = frozenset(("same-origin", "none"))
+_ALLOWED_SITES = frozenset(("same-origin", "none"))
 _PREFLIGHT_S = b"600"
 _METHODS = b"GET, HEAD, POST, PUT, DELETE"
 _EXPOSED = b"retry-after, x-request-id"
-_of_this_machine = re.compile(r"https?://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?").fullmatch
+_match_loopback_origin = re.compile(r"https?://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?").fullmatch
 
 
 class Origins:
@@ -42,7 +42,7 @@ class Origins:
         """`hosts` and `origins` are comma-separated; `bound_to` is the address of the listener."""
         self._has_keys = has_keys
         self._hosts = {host_name(host) for host in (*items_of(hosts), bound_to)}
-        self._good_hosts: set[str] = set()
+        self._accepted_hosts: set[str] = set()
         self._origins = frozenset(items_of(origins))
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Origins:
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise `Forbidden` if the server has no keys and the `Host` is not one of its names."""
         host = headers.get("host")
-        if host in self._good_hosts or self._has_keys or host is None:
+        if host in self._accepted_hosts or self._has_keys or host is None:
             return
         name = host_name(host)
         if not (name in self._hosts or name.endswith(".localhost") or is_loopback(name)):
@@ -62,22 +62,22 @@ class Origins:
                 "STREAMS_ALLOWED_HOSTS",
                 field="host",
             )
-        if len(self._good_hosts) >= _HOSTS_MAX:
-            self._good_hosts.clear()
-        self._good_hosts.add(host)
+        if len(self._accepted_hosts) >= _HOSTS_MAX:
+            self._accepted_hosts.clear()
+        self._accepted_hosts.add(host)
 
-    def check_site(self, headers: Mapping[str, str], *, is_local_enough: bool = False) -> None:
+    def check_site(self, headers: Mapping[str, str], *, allow_loopback: bool = False) -> None:
         """Raise `Forbidden` if the server has no keys and the request comes from a page of a foreign origin.
 
-        `is_local_enough` allows pages that this machine serves on other ports.
+        `allow_loopback` allows pages that this machine serves on other ports.
         """
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        if (site is None and origin is None) or self._has_keys or site in _GOOD_SITES:
+        if (site is None and origin is None) or self._has_keys or site in _ALLOWED_SITES:
             return
         if origin is not None and (
             origin in self._origins
-            or (site is None and _is_of_host(origin, headers))
-            or (is_local_enough and _of_this_machine(origin))
+            or (site is None and _is_same_origin(origin, headers))
+            or (allow_loopback and _match_loopback_origin(origin))
         ):
             return
         raise _forbidden_origin(origin)
@@ -90,7 +90,7 @@ class Origins:
         self.check_host(headers)
         self.check_site(headers)
         origin = headers.get("origin")
-        if not (origin is None or origin in self._origins or _is_of_host(origin, headers)):
+        if not (origin is None or origin in self._origins or _is_same_origin(origin, headers)):
             raise _forbidden_origin(origin)
 
     # -- CORS
@@ -104,7 +104,7 @@ class Origins:
         S2 is made for web pages and authenticates by key or token, never by cookie. So a server with keys
         allows every page, and a server without keys allows pages of this machine and allowed origins.
         """
-        return self._has_keys or origin in self._origins or _of_this_machine(origin) is not None
+        return self._has_keys or origin in self._origins or _match_loopback_origin(origin) is not None
 
     def preflight(self, request: Request) -> Response | None:
         """Return the response to a CORS preflight of an allowed origin; None for every other request."""
@@ -120,7 +120,7 @@ class Origins:
         ]
         return response
 
-    def let_read(self, request: Request, response: Response) -> None:
+    def add_cors_headers(self, request: Request, response: Response) -> None:
         """Let the page of an allowed origin read the response."""
         origin = request.headers.get("origin")
         if origin in self._origins:
@@ -131,7 +131,7 @@ class Origins:
             ]
 
 
-def _is_of_host(origin: str, headers: Mapping[str, str]) -> bool:
+def _is_same_origin(origin: str, headers: Mapping[str, str]) -> bool:
     return origin.lower().partition("://")[2] == headers.get("host", "").lower()
 
 

@@ -23,11 +23,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     #: A probe: needs no key unless STREAMS_PROBE_AUTH is set.
     is_probe: bool = False
     #: On a server without keys, accepts every host name and origin.
-    is_for_anyone: bool = False
+    accepts_any_origin: bool = False
     #: An event stream: browsers cannot send headers with it, so its key may be in `?token=`.
     takes_token: bool = False
     #: Shows data of all boxes, so keys with prefixes are rejected.
-    is_whole: bool = False
+    shows_all_boxes: bool = False
     #: The first parameter of the path is a name that must be within the key's prefixes.
     names_path: bool = False
     #: Fields of the body that name boxes; `*` means the keys of an object.
@@ -37,21 +37,21 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     #: The response omits names outside the key's prefixes.
     is_filtered: bool = False
     #: The session belongs to the key that created it.
-    is_bound: bool = False
+    is_bound_to_key: bool = False
 
     def check(self, grant: Grant, name: str) -> None:
         """Raise `Forbidden` if the grant does not allow the route. `name` is the first path parameter."""
         grant.require(self.scopes)
         if self.names_path:
             grant.require_name(name, "name")
-        elif self.is_whole and grant.prefixes:
+        elif self.shows_all_boxes and grant.prefixes:
             raise Forbidden(
                 "prefixes: this route shows all boxes; use a key without prefixes", field="prefixes"
             )
 
 
 _OPEN = Rule(is_open=True)
-_PROBE = Rule(is_probe=True, is_for_anyone=True)
+_PROBE = Rule(is_probe=True, accepts_any_origin=True)
 _ANY = Rule()
 
 
@@ -93,16 +93,16 @@ RULES: Final[dict[str, Rule]] = {
     "DELETE /v0/routers/{router}": _box(DELETE),
     "GET /v0/routers": Rule(scopes=READ, is_filtered=True),
     "POST /v0/watch": Rule(scopes=READ, names_body=("boxes.*",)),
-    "GET /v0/watch/{wid}": Rule(scopes=READ, takes_token=True, is_bound=True),
+    "GET /v0/watch/{wid}": Rule(scopes=READ, takes_token=True, is_bound_to_key=True),
     # Each command on the WebSocket is checked separately (`api/websockets.py`).
     "GET /v0/ws": _ANY,
     "GET /v0/whoami": _ANY,
     # Clients that connect to shards directly need the map, whatever their key allows.
     "GET /v0/placement": _ANY,
     # Prometheus may use any host name for the server.
-    "GET /v0/metrics": Rule(scopes=READ, is_whole=True, is_for_anyone=True),
-    "GET /metrics": Rule(scopes=READ, is_whole=True, is_for_anyone=True),
-    "GET /v0/status": Rule(scopes=READ, is_whole=True),
+    "GET /v0/metrics": Rule(scopes=READ, shows_all_boxes=True, accepts_any_origin=True),
+    "GET /metrics": Rule(scopes=READ, shows_all_boxes=True, accepts_any_origin=True),
+    "GET /v0/status": Rule(scopes=READ, shows_all_boxes=True),
     # They describe the API and contain no data of the server.
     "GET /v0/openapi.json": _OPEN,
     "GET /docs": _OPEN,

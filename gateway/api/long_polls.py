@@ -19,9 +19,9 @@ from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, StreamsError
 from streams.protocol.messages.requests import DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX
 
-_WAITS = b"wait_ms"
+_WAIT_FIELD = b"wait_ms"
 #: A request without a reply after this long is waiting in the shard for new records.
-_PARKED_S = 0.01
+_PARK_DELAY_S = 0.01
 
 _MAX_BYTES = re.compile(rb'"max_bytes"\s*:\s*(\d{1,19})').findall
 _MAX = re.compile(rb'"max"\s*:\s*(\d{1,19})').findall
@@ -106,8 +106,8 @@ class _PageReservation:
         if self.reserved_bytes:
             self._answers.give(self._owner, self.hand_over())
 
-    async def give_when_parked(self) -> None:
-        await trio.sleep(_PARKED_S)
+    async def release_when_parked(self) -> None:
+        await trio.sleep(_PARK_DELAY_S)
         self.give()
 
 
@@ -124,7 +124,7 @@ async def _ask(
     Then the shard leases no job to a worker that is gone.
     """
     watch_peer = request.watch_peer
-    if watch_peer is None or _WAITS not in body:
+    if watch_peer is None or _WAIT_FIELD not in body:
         return await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
     answer: wire.Message | None = None
     refusal: StreamsError = OutcomeUnknown(
@@ -132,7 +132,7 @@ async def _ask(
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_peer, nursery.cancel_scope)
-        nursery.start_soon(room.give_when_parked)
+        nursery.start_soon(room.release_when_parked)
         try:
             answer = await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
         except StreamsError as error:  # a nursery would wrap it in a group

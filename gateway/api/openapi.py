@@ -36,7 +36,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "seq": {"type": "integer", "minimum": 0, "maximum": SEQ_MAX},
     "wid": {"type": "string", "pattern": "^wid_[A-Za-z0-9_-]{1,60}$"},
 }
-_WORDS = {
+_STATUS_DESCRIPTIONS = {
     200: "Success.",
     201: "Created.",
     101: "The WebSocket is open.",
@@ -107,7 +107,7 @@ def _describe_access(rule: Rule) -> str:
         more.append(f"names in {places} must be within the key's prefixes")
     if rule.is_filtered:
         more.append("shows only names within the key's prefixes")
-    if rule.is_bound:
+    if rule.is_bound_to_key:
         more.append("opens only for the key that created it")
     return "; ".join([f"If the server has keys, needs {scope_names}", *more]) + "."
 
@@ -152,7 +152,7 @@ def codes_of(path: str, operation: Operation, rule: Rule) -> list[str]:
 def _responses(path: str, operation: Operation, rule: Rule) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, reply_type in operation.answers.items():
-        response: dict[str, Any] = {"description": _WORDS[status]}
+        response: dict[str, Any] = {"description": _STATUS_DESCRIPTIONS[status]}
         if status not in (101, 304):
             schema = (
                 {"type": "string"}

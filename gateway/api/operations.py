@@ -96,14 +96,16 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[str, ...] = ()
 
 
-def _at_box(summary: str, answer: type[Any] | None, *codes: str, **more: Any) -> Operation:
+def _box_operation(summary: str, answer: type[Any] | None, *codes: str, **more: Any) -> Operation:
     error_codes = ("box_not_found", *codes, *STORED_CODES)
     fields: dict[str, Any] = {"tag": "boxes", "answers": {200: answer}, "codes": error_codes, **more}
     return Operation(summary=summary, **fields)
 
 
-def _at_queue(summary: str, answer: type[Any] | None, body: type[Any] | None, **more: Any) -> Operation:
-    return _at_box(summary, answer, "not_a_queue", tag="queues", body=body, **more)
+def _queue_operation(
+    summary: str, answer: type[Any] | None, body: type[Any] | None, **more: Any
+) -> Operation:
+    return _box_operation(summary, answer, "not_a_queue", tag="queues", body=body, **more)
 
 
 def _probe(summary: str, answer: type[Any], *codes: str) -> Operation:
@@ -140,14 +142,16 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answers={200: replies.PutBoxReply, 201: replies.PutBoxReply},
         codes=("box_exists_incompatible", *STORED_CODES),
     ),
-    "GET /v0/boxes/{box}": _at_box("The state of a box.", replies.BoxState, query={"touch": _flag(True)}),
-    "DELETE /v0/boxes/{box}": _at_box(
+    "GET /v0/boxes/{box}": _box_operation(
+        "The state of a box.", replies.BoxState, query={"touch": _flag(True)}
+    ),
+    "DELETE /v0/boxes/{box}": _box_operation(
         "Delete a box, its records, and every router from or to it.",
         replies.DeleteBoxReply,
         "box_not_empty",
         query={"if_empty": _flag(False)},
     ),
-    "POST /v0/boxes/{box}": _at_box(
+    "POST /v0/boxes/{box}": _box_operation(
         "Append records, all or none.",
         replies.AppendReply,
         "batch_too_large",
@@ -162,7 +166,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answers={200: replies.AppendReply, 201: replies.AppendReply},
         headers=("Idempotency-Key", "X-Streams-Urgent"),
     ),
-    "POST /v0/boxes/{box}/diff": _at_box(
+    "POST /v0/boxes/{box}/diff": _box_operation(
         "Read records from a position; optionally wait for new ones.",
         replies.Diff,
         "group_not_found",
@@ -171,30 +175,34 @@ OPERATIONS: Final[dict[str, Operation]] = {
         is_body_required=False,
         headers=("Prefer",),
     ),
-    "POST /v0/boxes/{box}/delete": _at_box(
+    "POST /v0/boxes/{box}/delete": _box_operation(
         "Delete records by seq or tag.", replies.DeleteRecordsReply, tag="records", body=bodies.DeleteBody
     ),
-    "GET /v0/boxes/{box}/tail": _at_box(
+    "GET /v0/boxes/{box}/tail": _box_operation(
         "The end of a box: its last sequence number.", replies.Tail, tag="records"
     ),
-    "GET /v0/boxes/{box}/records/{seq}": _at_box(
+    "GET /v0/boxes/{box}/records/{seq}": _box_operation(
         "One record.", replies.OneRecord, "not_found", tag="records"
     ),
-    "PUT /v0/boxes/{box}/fence": _at_box(
+    "PUT /v0/boxes/{box}/fence": _box_operation(
         "Set the fencing token that writers must send.",
         replies.SetFenceReply,
         "fencing_token_mismatch",
         body=bodies.FenceBody,
     ),
-    "POST /v0/boxes/{box}/claim": _at_queue(
+    "POST /v0/boxes/{box}/claim": _queue_operation(
         "Lease jobs to a worker.", replies.ClaimReply, bodies.ClaimBody, headers=("Prefer",)
     ),
-    "POST /v0/boxes/{box}/ack": _at_queue("Acknowledge finished jobs.", replies.AckReply, bodies.AckBody),
-    "POST /v0/boxes/{box}/nack": _at_queue("Return jobs to the queue.", replies.NackReply, bodies.NackBody),
-    "POST /v0/boxes/{box}/extend": _at_queue(
+    "POST /v0/boxes/{box}/ack": _queue_operation(
+        "Acknowledge finished jobs.", replies.AckReply, bodies.AckBody
+    ),
+    "POST /v0/boxes/{box}/nack": _queue_operation(
+        "Return jobs to the queue.", replies.NackReply, bodies.NackBody
+    ),
+    "POST /v0/boxes/{box}/extend": _queue_operation(
         "Extend the leases of jobs.", replies.ExtendReply, bodies.ExtendBody
     ),
-    "GET /v0/boxes/{box}/work": _at_queue(
+    "GET /v0/boxes/{box}/work": _queue_operation(
         "A stream of jobs, leased to the connection.",
         None,
         None,
@@ -202,13 +210,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
         required_query=("node",),
         answer_type=EVENT_STREAM,
     ),
-    "POST /v0/boxes/{box}/requeue": _at_queue(
+    "POST /v0/boxes/{box}/requeue": _queue_operation(
         "Move dead letters back into the queue.", replies.RequeueReply, bodies.RequeueBody
     ),
-    "GET /v0/boxes/{box}/groups": _at_box(
+    "GET /v0/boxes/{box}/groups": _box_operation(
         "The groups of a box.", replies.GroupPage, tag="groups", query=_PAGE
     ),
-    "PUT /v0/boxes/{box}/groups/{group}": _at_box(
+    "PUT /v0/boxes/{box}/groups/{group}": _box_operation(
         "Commit a group's cursor.",
         replies.CommitGroupReply,
         "seq_mismatch",
@@ -216,13 +224,13 @@ OPERATIONS: Final[dict[str, Operation]] = {
         body=bodies.CommitBody,
         answers={200: replies.CommitGroupReply, 201: replies.CommitGroupReply},
     ),
-    "GET /v0/boxes/{box}/groups/{group}": _at_box(
+    "GET /v0/boxes/{box}/groups/{group}": _box_operation(
         "The cursor of a group.", replies.GetGroupReply, "group_not_found", tag="groups"
     ),
-    "DELETE /v0/boxes/{box}/groups/{group}": _at_box(
+    "DELETE /v0/boxes/{box}/groups/{group}": _box_operation(
         "Delete a group.", replies.DeleteGroupReply, tag="groups"
     ),
-    "GET /v0/boxes/{box}/watch": _at_box(
+    "GET /v0/boxes/{box}/watch": _box_operation(
         "Watch one box.",
         None,
         tag="watch",

@@ -32,11 +32,11 @@ PlainHandler = Callable[[Request], Awaitable[Response]]
 
 class RouteTable(NamedTuple):
     #: Action after the box name, with a trailing slash if a parameter follows -> method -> handler.
-    under_box: dict[str, dict[str, BoxHandler]]
-    under_router: dict[str, NamedHandler]
-    under_watch: dict[str, NamedHandler]
+    box_routes: dict[str, dict[str, BoxHandler]]
+    router_routes: dict[str, NamedHandler]
+    watch_routes: dict[str, NamedHandler]
     #: Whole path -> method -> handler.
-    plain: dict[str, dict[str, PlainHandler]]
+    fixed_routes: dict[str, dict[str, PlainHandler]]
 
 
 def build_route_table(
@@ -57,7 +57,7 @@ def build_route_table(
     queues = Queues(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
     groups = Groups(dispatch, body_bytes_max)
     openapi_pages, console = OpenApiPages(version), Console()
-    plain: dict[str, dict[str, PlainHandler]] = {
+    fixed_routes: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},
         "/v0/routers": {"GET": routers.list},
         "/v0/placement": {"GET": server_info.placement},
@@ -66,15 +66,15 @@ def build_route_table(
         "/docs": {"GET": openapi_pages.page},
         **{path: {"GET": console.file} for path in FILES},
         "/v0/watch": {"POST": watches.create},
-        "/v0/ws": {"GET": watches.not_a_socket},
+        "/v0/ws": {"GET": watches.require_upgrade},
         **{path: {"GET": server_info.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
         **{path: {"GET": server_info.ready} for path in ("/v0/ready", "/readyz")},
     }
     if reports is not None:
-        plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
-        plain["/v0/status"] = {"GET": reports.status}
+        fixed_routes |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
+        fixed_routes["/v0/status"] = {"GET": reports.status}
     return RouteTable(
-        under_box={
+        box_routes={
             "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
             "diff": {"POST": records.diff},
             "delete": {"POST": records.delete},
@@ -91,7 +91,7 @@ def build_route_table(
             "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
             "watch": {"GET": watches.box},
         },
-        under_router={"PUT": routers.put, "GET": routers.get, "DELETE": routers.delete},
-        under_watch={"GET": watches.open},
-        plain=plain,
+        router_routes={"PUT": routers.put, "GET": routers.get, "DELETE": routers.delete},
+        watch_routes={"GET": watches.open},
+        fixed_routes=fixed_routes,
     )

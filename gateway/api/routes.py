@@ -79,9 +79,9 @@ class Api:
         key_use = key_use or KeyUse(dispatch, watch.slots)
         self._route_times = {} if route_times is None else route_times
         #: The S2 API checks keys, hosts and origins itself and has its own errors (`gateway/s2/permits.py`).
-        self._under_s2 = Endpoint(
+        self._s2_endpoint = Endpoint(
             s2.handle,
-            Rule(is_open=True, is_for_anyone=True),
+            Rule(is_open=True, accepts_any_origin=True),
             self._route_times.setdefault(S2_ROUTE, Histogram()),
         )
         self._s2 = s2
@@ -92,7 +92,7 @@ class Api:
         #: Number of responses by status.
         self._response_counts = {} if response_counts is None else response_counts
         self._logs_access = logs_access
-        self.sockets = WebSockets(watch, dispatch, self._origins, guard)
+        self.websockets = WebSockets(watch, dispatch, self._origins, guard)
         table = build_route_table(
             dispatch,
             ServerInfo(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use),
@@ -102,13 +102,15 @@ class Api:
             watch=watch,
             reports=None if collector is None else ReportPages(collector, key_use, guard),
         )
-        self._under_box = {
+        self._box_endpoints = {
             action: self._endpoints(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
-            for action, methods in table.under_box.items()
+            for action, methods in table.box_routes.items()
         }
-        self._under_routers = self._endpoints(f"{_ROUTER_PREFIX}{{router}}", table.under_router)
-        self._under_watch = self._endpoints(f"{_WATCH_PREFIX}{{wid}}", table.under_watch)
-        self._plain = {path: self._endpoints(path, methods) for path, methods in table.plain.items()}
+        self._router_endpoints = self._endpoints(f"{_ROUTER_PREFIX}{{router}}", table.router_routes)
+        self._watch_endpoints = self._endpoints(f"{_WATCH_PREFIX}{{wid}}", table.watch_routes)
+        self._fixed_endpoints = {
+            path: self._endpoints(path, methods) for path, methods in table.fixed_routes.items()
+        }
 
     def _endpoints(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Endpoint]:
         endpoints: dict[str, Endpoint] = {}
@@ -149,7 +151,7 @@ class Api:
             self._log_access(request, request_id, status)
         response.headers.append((b"x-request-id", request_id.encode("latin-1")))
         if "origin" in request.headers and not request.path.startswith(S2_PREFIX):
-            self._origins.let_read(request, response)
+            self._origins.add_cors_headers(request, response)
         if "accept-encoding" in request.headers:
             await compress(request, response)
         return response
@@ -187,7 +189,7 @@ class Api:
             raise
         request.times = endpoint.times
         rule = endpoint.rule
-        if not rule.is_for_anyone:
+        if not rule.accepts_any_origin:
             origins.check_host(headers)
             if not rule.is_open:  # open routes are static pages, which any page may link to
                 origins.check_site(headers)
@@ -224,21 +226,21 @@ class Api:
             if "%" in name:
                 name = _decode_segment(name)
             action, slash, rest = action.partition("/")
-            methods = self._under_box.get(action + slash)
+            methods = self._box_endpoints.get(action + slash)
             if methods is not None and name and bool(rest) == bool(slash) and "/" not in rest:
                 return self._pick(methods, request), (name, rest)
         elif path.startswith(_ROUTER_PREFIX) and path != _ROUTER_PREFIX:
             name = _decode_segment(path[len(_ROUTER_PREFIX) :], "router")
-            return self._pick(self._under_routers, request), (name,)
+            return self._pick(self._router_endpoints, request), (name,)
         elif path.startswith(S2_PREFIX):
-            return self._under_s2, ()
+            return self._s2_endpoint, ()
         else:
-            plain = self._plain.get(path)
-            if plain is not None:
-                return self._pick(plain, request), ()
+            path_methods = self._fixed_endpoints.get(path)
+            if path_methods is not None:
+                return self._pick(path_methods, request), ()
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
-                return self._pick(self._under_watch, request), (wid,)
+                return self._pick(self._watch_endpoints, request), (wid,)
         raise NotFound(f"{quote(path)}: there is no such route; see /docs for all routes", path=path[:256])
 
     @staticmethod

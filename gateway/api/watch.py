@@ -50,7 +50,7 @@ class Watches:
         last_event_id = request.headers.get("last-event-id")
         cursor = cursors.decode_untrusted(last_event_id, "last-event-id") if last_event_id else None
         if request.method == "HEAD":
-            return sse.response(_Nothing())
+            return sse.response(_EmptyBody())
         return sse.response(await self._watch.open_session(wid, cursor, request.key))
 
     async def box(self, request: Request, box: str, rest: str) -> Response:
@@ -60,15 +60,15 @@ class Watches:
         plan = plan_of_query(box, request.query, last_event_id, self._watch.node_bytes_max)
         views = await self._watch.view_boxes(plan, lenient=False, wait_s=OPEN_S_MAX)
         if request.method == "HEAD":
-            return sse.response(_Nothing())
+            return sse.response(_EmptyBody())
         return sse.response(self._watch.open_stream(plan, views, request.key))
 
-    async def not_a_socket(self, request: Request) -> Response:
+    async def require_upgrade(self, request: Request) -> Response:
         """Refuse a `GET /v0/ws` without a WebSocket upgrade."""
         raise InvalidRequest("upgrade: this route accepts WebSocket connections only", field="upgrade")
 
 
-class _Nothing:
+class _EmptyBody:
     """The body of a response to HEAD: never sent."""
 
     async def run(self, sink: Sink) -> None:

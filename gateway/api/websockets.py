@@ -55,7 +55,7 @@ _HEARTBEAT_MS = 60_000
 
 Fields = dict[str, msgspec.Raw]
 _decode_fields = msgspec.json.Decoder(Fields).decode
-_NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box"))
+_COMMAND_FIELDS = frozenset(("op", "request_id", "box"))
 
 
 class WebSockets:
@@ -128,7 +128,7 @@ class WebSocketConnection:
         self._socket = socket
         self._sink = QueuedSink()
         #: Held while a stream reads its backlog: one page of all streams is in flight.
-        self._turn = trio.Lock()
+        self._backlog_lock = trio.Lock()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         #: Box -> cancel scope of its stream.
@@ -209,7 +209,7 @@ class WebSocketConnection:
         for box, view in views.items():
             merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
             stream = self._watch.stream(
-                merge, plan.encoding, _HEARTBEAT_MS, wording, self._turn, owner=owner_of(self._key)
+                merge, plan.encoding, _HEARTBEAT_MS, wording, self._backlog_lock, owner=owner_of(self._key)
             )
             scope = self._scopes[box] = trio.CancelScope()
             self._nursery.start_soon(self._run_stream, stream, scope)
@@ -233,7 +233,7 @@ class WebSocketConnection:
     async def _publish(self, fields: Fields, wording: WebSocketEncoder) -> bytes:
         box = _text(fields, "box")
         self._check(WRITE, box)
-        body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
+        body = {name: raw for name, raw in fields.items() if name not in _COMMAND_FIELDS}
         request = Request("POST", "", "", {}, b"", time.perf_counter_ns())
         grant, account = (None, "") if self._key is None else (self._key.shard_grant, self._key.account)
         head = wire.RequestHead(box, grant=grant, account=account)

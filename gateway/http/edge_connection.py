@@ -28,7 +28,7 @@ from gateway.http.edge_rules import answer, bug, refusal, refused_stream
 from gateway.http.edge_socket import EdgeSocket, WaitExpired
 from gateway.http.h1 import CONTINUE, H2_PREFACE, Head
 from gateway.requests import urgency
-from gateway.requests.request import Buffer, RefusedEarly, Request, Response
+from gateway.requests.request import Buffer, EarlyRejection, Request, Response
 from streams.protocol.errors import StreamsError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Connection:
             error_response = (
                 refusal(error, head.headers, now_ns, head.path) if head else refusal(error, {}, now_ns)
             )
-        except RefusedEarly as early:
+        except EarlyRejection as early:
             error_response = early.response
         except (OSError, WaitExpired):
             pass

@@ -137,7 +137,7 @@ async def _decompress_in_steps(decoder: _Decoder, request: Request, bytes_max: i
     return plain
 
 
-class _Gunzip:
+class _GzipDecoder:
     window_bytes_max = 64 * 1024
 
     def __init__(self, body: Buffer) -> None:
@@ -176,7 +176,7 @@ class _Gunzip:
         return have
 
 
-class _Unzstd:
+class _ZstdDecoder:
     window_bytes_max = _ZSTD_WINDOW_MAX
 
     def __init__(self, body: Buffer) -> None:
@@ -208,7 +208,11 @@ class _Unzstd:
         return have
 
 
-_DECODERS: dict[str, Callable[[Buffer], _Decoder]] = {"gzip": _Gunzip, "x-gzip": _Gunzip, "zstd": _Unzstd}
+_DECODERS: dict[str, Callable[[Buffer], _Decoder]] = {
+    "gzip": _GzipDecoder,
+    "x-gzip": _GzipDecoder,
+    "zstd": _ZstdDecoder,
+}
 
 
 async def compress(request: Request, response: Response) -> None:

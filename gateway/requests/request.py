@@ -248,7 +248,7 @@ class Socket(Protocol):
     async def send(self, text: bytes) -> None: ...
 
 
-class RefusedEarly(Exception):
+class EarlyRejection(Exception):
     """Rejects a request before its handler is called, with a response in the format of its API."""
 
     def __init__(self, response: Response) -> None:
@@ -257,7 +257,8 @@ class RefusedEarly(Exception):
 
 
 #: Authenticates a request by its head (path, headers, query) before its body is read, and returns the owner
-#: of the body (`admission/memory.py`). Raises `StreamsError` or `RefusedEarly`. None: the server has no keys.
+#: of the body (`admission/memory.py`). Raises `StreamsError` or `EarlyRejection`. None: the server has no
+#: keys.
 Admit = Callable[[str, dict[str, str], str], Awaitable[str]]
 
 #: Serves one WebSocket, given the request's headers and an accept function. An error before the accept

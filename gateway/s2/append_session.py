@@ -66,7 +66,7 @@ class AppendSession:
         self._pending: deque[PostedAppend] = deque()
         self._bytes = 0
         #: Wake-ups: for the acking task (a reply or the end), and for the reading task (room for inputs).
-        self._has_news = trio.Event()
+        self._has_work = trio.Event()
         self._has_room = trio.Event()
         #: True when no more inputs will be posted, and the error if reading failed.
         self._has_ended = False
@@ -85,7 +85,7 @@ class AppendSession:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_reading)
-                nursery.start_soon(self._end_in_time)
+                nursery.start_soon(self._end_at_drain_deadline)
                 try:
                     await self._keep_acking(sink)
                 except ClientStalled as error:  # a nursery would wrap it in a group
@@ -139,7 +139,7 @@ class AppendSession:
         except (S2Error, StreamsError, BodyBroken) as error:
             self._failure = failure_of(error)
         self._has_ended = True
-        self._has_news.set()
+        self._has_work.set()
 
     async def _post(self, batch: Input) -> None:
         self._check(batch)
@@ -153,16 +153,16 @@ class AppendSession:
         self._pending.append(append)
         self._bytes += append.metered_bytes
 
-    async def _end_in_time(self) -> None:
+    async def _end_at_drain_deadline(self) -> None:
         """Stop reading when the drain time is over. Inputs read by then are still acked."""
-        await self._draining.wait_over()
+        await self._draining.wait_deadline()
         self._reading.cancel()
 
     # -- acking
 
     def _on_settled(self) -> None:
         if self._pending and self._pending[0].result is not None:
-            self._has_news.set()
+            self._has_work.set()
 
     async def _keep_acking(self, sink: Sink) -> None:
         """Send one ack per input, in order, and stop after the first failure."""
@@ -177,7 +177,7 @@ class AppendSession:
                     return
                 assert append.result is not None
                 body = messages.ack_as_protobuf(append.result)
-                acks.append(frames.frame(body, is_advised=self._draining.is_set))
+                acks.append(frames.frame(body, advises_reconnect=self._draining.is_set))
             if acks:
                 self._has_room.set()
                 sink.put(b"".join(acks))
@@ -188,8 +188,8 @@ class AppendSession:
                 if self._failure is not None:
                     sink.put(frames.terminal(self._failure))
                 return
-            self._has_news = trio.Event()
-            await self._has_news.wait()
+            self._has_work = trio.Event()
+            await self._has_work.wait()
 
 
 def _input(body: bytes) -> Input:

@@ -46,13 +46,13 @@ class AppendWindow:
 
     def leave(self, size: int) -> None:
         self._bytes_left += size
-        self._let_in()
+        self._grant_waiting()
 
     def _withdraw(self, waiter: Waiter) -> None:
         self._waiting.remove(waiter)
-        self._let_in()
+        self._grant_waiting()
 
-    def _let_in(self) -> None:
+    def _grant_waiting(self) -> None:
         while self._waiting and self._waiting[0].size <= self._bytes_left:
             waiter = self._waiting.popleft()
             self._bytes_left -= waiter.size

@@ -15,7 +15,7 @@ from gateway.access.origins import Origins
 from gateway.admission.limits import InFlight
 from gateway.admission.memory import STRANGERS
 from gateway.http.edge_rules import request_id_of
-from gateway.requests.request import Live, RefusedEarly, Request, Response
+from gateway.requests.request import EarlyRejection, Live, Request, Response
 from gateway.requests.s2_errors import S2Error, to_s2_error
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.append_session import AppendSession
@@ -87,7 +87,7 @@ class S2:
     async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
         """Authenticate a request before its body is read, and return the owner to charge the body to.
 
-        The owner is a key of the server or a token. Raises `RefusedEarly`.
+        The owner is a key of the server or a token. Raises `EarlyRejection`.
         """
         request = Request("", path, query, headers)
         try:
@@ -96,13 +96,13 @@ class S2:
             failure = error if isinstance(error, S2Error) else to_s2_error(error)
             response = failure.response
             response.headers.append((b"x-request-id", request_id_of(headers).encode("latin-1")))
-            raise RefusedEarly(response) from None
+            raise EarlyRejection(response) from None
         return STRANGERS if request.key is None else request.key.id
 
     async def handle(self, request: Request) -> Response:
         try:
             self._origins.check_host(request.headers)
-            self._origins.check_site(request.headers, is_local_enough=True)
+            self._origins.check_site(request.headers, allow_loopback=True)
             response = await self._answer(request)
         except S2Error as error:
             response = error.response
@@ -209,17 +209,17 @@ class S2:
     # -- records
 
     @staticmethod
-    def _place(request: Request, permit: Permit, operation: str, stream: str) -> tuple[str, str]:
+    def _check_stream(request: Request, permit: Permit, operation: str, stream: str) -> tuple[str, str]:
         basin = fields.basin_of(request.headers)
         stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         permit.check(operation, basin, stream)
         return basin, stream
 
     async def _tail(self, request: Request, permit: Permit, stream: str) -> Response:
-        return await self._records.tail(request, *self._place(request, permit, "check-tail", stream))
+        return await self._records.tail(request, *self._check_stream(request, permit, "check-tail", stream))
 
     async def _append(self, request: Request, permit: Permit, stream: str) -> Response:
-        basin, stream = self._place(request, permit, "append", stream)
+        basin, stream = self._check_stream(request, permit, "append", stream)
         if fields.media_type(request.headers, "content-type") == fields.SESSION_TYPE:
             return await self._append_session(request, permit, basin, stream)
         return await self._records.append(request, permit, basin, stream)
@@ -253,7 +253,7 @@ class S2:
 
     async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
         headers = request.headers
-        basin, stream = self._place(request, permit, "read", stream)
+        basin, stream = self._check_stream(request, permit, "read", stream)
         is_session = fields.media_type(headers, "content-type") == fields.SESSION_TYPE
         if not is_session and fields.media_type(headers, "accept") != "text/event-stream":
             return await self._records.read(request, basin, stream)

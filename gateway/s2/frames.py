@@ -20,7 +20,7 @@ _COMPRESS_BYTES_MIN = 1024
 _HEAD_BYTES = 4
 
 NONE, ZSTD, GZIP = 0, 1, 2
-_TERMINAL, _ADVISED = 0x80, 0x10
+_TERMINAL, _RECONNECT = 0x80, 0x10
 
 
 def codec_for(accept_encoding: str | None) -> int:
@@ -29,7 +29,7 @@ def codec_for(accept_encoding: str | None) -> int:
     return ZSTD if "zstd" in names else GZIP if "gzip" in names else NONE
 
 
-def frame(*parts: Buffer, codec: int = NONE, is_advised: bool = False) -> bytes:
+def frame(*parts: Buffer, codec: int = NONE, advises_reconnect: bool = False) -> bytes:
     """Encode a frame whose body is the concatenation of `parts`. Uncompressed parts are copied once."""
     size = sum(map(len, parts))
     if codec == NONE or size < _COMPRESS_BYTES_MIN:
@@ -42,7 +42,7 @@ def frame(*parts: Buffer, codec: int = NONE, is_advised: bool = False) -> bytes:
             encoder = zlib.compressobj(level=1, wbits=31)
             body = encoder.compress(body) + encoder.flush()
         parts, size = (body,), len(body)
-    flags = codec << 5 | (_ADVISED if is_advised else 0)
+    flags = codec << 5 | (_RECONNECT if advises_reconnect else 0)
     return b"".join(((1 + size).to_bytes(3, "big"), bytes((flags,)), *parts))
 
 

@@ -8,7 +8,7 @@ from gateway.s2 import configs
 from gateway.s2.control import json_body, json_response
 from gateway.s2.permits import Permit
 
-_HERE = {
+_LOCAL_LOCATION = {
     "name": configs.LOCATION,
     "is_private": True,
     "storage_classes": ["standard", "express"],
@@ -19,15 +19,15 @@ _HERE = {
 class Locations:
     async def list(self, permit: Permit) -> Response:
         permit.check("list-locations")
-        return json_response([_HERE])
+        return json_response([_LOCAL_LOCATION])
 
     async def get_default(self, permit: Permit) -> Response:
         permit.check("get-default-location")
-        return json_response(_HERE)
+        return json_response(_LOCAL_LOCATION)
 
     async def set_default(self, request: Request, permit: Permit) -> Response:
         name = configs.decode_body(await json_body(request), str)
         permit.check("set-default-location")
         if name != configs.LOCATION:
             raise S2Error("invalid", f"this server has only the location {configs.LOCATION}")
-        return json_response(_HERE)
+        return json_response(_LOCAL_LOCATION)

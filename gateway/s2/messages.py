@@ -64,7 +64,7 @@ class Input:
         self.sizes: list[int] = []
         for index, record in enumerate(records):
             if record.headers:
-                self._look_at_headers(index, record)
+                self._check_headers(index, record)
             self.sizes.append(sequenced.metered_of(record.headers, record.body))
         self._measure()
         self.tails = [sequenced.tail_of(record.headers, record.body) for record in records]
@@ -107,7 +107,7 @@ class Input:
                 f"records: {self.metered_bytes} metered bytes, at most {BATCH_METERED_MAX} are allowed"
             )
 
-    def _look_at_headers(self, index: int, record: InputRecord) -> None:
+    def _check_headers(self, index: int, record: InputRecord) -> None:
         """Check headers and record commands: a single header with an empty name makes a record a command."""
         if len(record.headers) >= _HEADERS_MAX:
             raise _invalid(f"records[{index}].headers: has more than {_HEADERS_MAX - 1} headers")

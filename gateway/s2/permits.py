@@ -6,7 +6,7 @@ as `s2 lite` does.
 
 Revocation: a gateway caches the register's reply about a token for `_CACHE_S`, so a revocation takes effect
 everywhere within a second. While the register's shard is down, the cached reply stays valid until the token
-expires, so that the streams of other shards stay available. A session ends within `_LOOK_AGAIN_S` after its
+expires, so that the streams of other shards stay available. A session ends within `_RECHECK_S` after its
 token is revoked or expires.
 
 Limits: a token has the limits of a key, counted separately.
@@ -63,7 +63,7 @@ OPERATIONS: Final[dict[str, tuple[str, str, str]]] = {
 
 _CACHE_S = 1.0
 #: How often a session checks that its token is still valid.
-_LOOK_AGAIN_S = 5.0
+_RECHECK_S = 5.0
 _CACHE_TOKENS_MAX = 1024
 
 
@@ -187,7 +187,7 @@ class TokenPermit(Permit):
     async def wait_revoked(self) -> None:
         counts = True
         while counts:
-            await trio.sleep(_LOOK_AGAIN_S)
+            await trio.sleep(_RECHECK_S)
             counts = await self._authenticator.is_still_valid(self._token)
 
 
@@ -211,7 +211,7 @@ class Authenticator:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and secret:
             lookup = await self._find(digest_of(secret.strip()))
-            if lookup.token is not None and not _is_past(lookup.token.expires_ms):
+            if lookup.token is not None and not _has_expired(lookup.token.expires_ms):
                 request.key = Key(lookup.token.digest)
                 return TokenPermit(lookup.token, self)
             if lookup.is_known:
@@ -220,7 +220,7 @@ class Authenticator:
 
     async def is_still_valid(self, token: AccessToken) -> bool:
         """Return True if the token is unchanged and not expired, or if the register cannot be reached."""
-        if _is_past(token.expires_ms):
+        if _has_expired(token.expires_ms):
             return False
         try:
             return (await self._find(token.digest)).token == token
@@ -245,7 +245,7 @@ class Authenticator:
         return lookup
 
 
-def _is_past(expires_ms: int) -> bool:
+def _has_expired(expires_ms: int) -> bool:
     """Return True if a token has expired, by this gateway's clock."""
     return 0 < expires_ms <= time.time() * 1000
 

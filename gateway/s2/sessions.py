@@ -39,7 +39,7 @@ STALL_S = 30.0
 #: Range of the random interval between heartbeats at the tail.
 _HEARTBEAT_S = (5.0, 15.0)
 #: Sessions are ended this long before the drain time of the server is over.
-_DRAIN_LEFT_S = 2.0
+_DRAIN_MARGIN_S = 2.0
 
 
 class Draining:
@@ -47,13 +47,13 @@ class Draining:
 
     def __init__(self, event: trio.Event, drain_s: float) -> None:
         self.event = event
-        self._stay_s = max(0.0, drain_s - _DRAIN_LEFT_S)
+        self._stay_s = max(0.0, drain_s - _DRAIN_MARGIN_S)
 
     @property
     def is_set(self) -> bool:
         return self.event.is_set()
 
-    async def wait_over(self) -> None:
+    async def wait_deadline(self) -> None:
         await self.event.wait()
         await trio.sleep(self._stay_s)
 
@@ -112,9 +112,9 @@ def failure_of(error: StreamsError | S2Error | BodyBroken) -> S2Error:
 class SessionEncoder(Protocol):
     """Encodes the output of a read session."""
 
-    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes: ...
+    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, advises_reconnect: bool) -> bytes: ...
 
-    def heartbeat(self, tail: tuple[int, int], *, is_advised: bool) -> bytes: ...
+    def heartbeat(self, tail: tuple[int, int], *, advises_reconnect: bool) -> bytes: ...
 
     def failure(self, error: S2Error) -> bytes: ...
 
@@ -125,12 +125,12 @@ class FrameEncoder:
     def __init__(self, codec: int) -> None:
         self._codec = codec
 
-    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
+    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, advises_reconnect: bool) -> bytes:
         parts = messages.batch_parts(records, tail)
-        return frames.frame(*parts, codec=self._codec, is_advised=is_advised)
+        return frames.frame(*parts, codec=self._codec, advises_reconnect=advises_reconnect)
 
-    def heartbeat(self, tail: tuple[int, int], *, is_advised: bool) -> bytes:
-        return frames.frame(messages.batch_as_protobuf(b"", tail), is_advised=is_advised)
+    def heartbeat(self, tail: tuple[int, int], *, advises_reconnect: bool) -> bytes:
+        return frames.frame(messages.batch_as_protobuf(b"", tail), advises_reconnect=advises_reconnect)
 
     def failure(self, error: S2Error) -> bytes:
         return frames.terminal(error)
@@ -145,7 +145,7 @@ class EventEncoder:
         self._is_base64 = is_base64
         self._count, self._metered_bytes = already_delivered
 
-    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
+    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, advises_reconnect: bool) -> bytes:
         decoded_records = list(sequenced.records_of(bytes(records)))
         self._count += len(decoded_records)
         self._metered_bytes += sum(record.metered_size for record in decoded_records)
@@ -153,7 +153,7 @@ class EventEncoder:
         id = b"%d,%d,%d" % (decoded_records[-1].seq_num, self._count, self._metered_bytes)
         return b"event: batch\nid: %b\ndata: %b\n\n" % (id, data)
 
-    def heartbeat(self, tail: tuple[int, int], *, is_advised: bool) -> bytes:
+    def heartbeat(self, tail: tuple[int, int], *, advises_reconnect: bool) -> bytes:
         return ping_event(int(time.time() * 1000), tail)
 
     def failure(self, error: S2Error) -> bytes:
@@ -202,7 +202,7 @@ class ReadSession:
         pass
 
     @property
-    def _is_advised(self) -> bool:
+    def _advises_reconnect(self) -> bool:
         """True if batches advise a reconnect.
 
         Clients with a limit and a wait mishandle the advice (s2 §13).
@@ -228,7 +228,7 @@ class ReadSession:
         tail = tail_of(page)
         if page.records:
             records = decrypt_records(page, self._key, self._head.box)
-            sink.put(encoder.batch(records, tail, is_advised=self._is_advised))
+            sink.put(encoder.batch(records, tail, advises_reconnect=self._advises_reconnect))
             self._calls.history.counters.count_read(self._head.box.partition("/")[0], len(records))
             self._consume(page.count, records)
             self._until_s = None
@@ -239,7 +239,7 @@ class ReadSession:
                 await unsent.wait_sent(STALL_S)
         if self._is_over(page):
             if tail is not None and self._query.is_empty and self._query.wait_s:
-                sink.put(encoder.heartbeat(tail, is_advised=self._is_advised))
+                sink.put(encoder.heartbeat(tail, advises_reconnect=self._advises_reconnect))
             return True
         if tail is None:
             self._is_live = False
@@ -251,7 +251,7 @@ class ReadSession:
         if self._until_s is not None and trio.current_time() >= self._until_s:
             return True
         if not (self._is_live and page.records):
-            sink.put(encoder.heartbeat(tail, is_advised=self._is_advised))
+            sink.put(encoder.heartbeat(tail, advises_reconnect=self._advises_reconnect))
         self._is_live = True
         return False
 
@@ -321,7 +321,7 @@ class ReadSession:
         if not self._draining.is_set:
             await self._draining.event.wait()
         else:
-            await self._draining.wait_over()
+            await self._draining.wait_deadline()
         scope.cancel()
 
     def _leave(self) -> None:

@@ -65,11 +65,11 @@ class PostedAppend:
 class PendingRead:
     """A read in flight to a shard."""
 
-    __slots__ = ("_answer", "_id", "_is_here", "_link")
+    __slots__ = ("_answer", "_has_answer", "_id", "_link")
 
     def __init__(self, link: Link, head: ReadHead) -> None:
         self._link = link
-        self._is_here = trio.Event()
+        self._has_answer = trio.Event()
         self._answer: wire.Message | StreamsError | None = None
         self._id = 0
         try:
@@ -78,15 +78,15 @@ class PendingRead:
             self._on_answer(error)
 
     def __repr__(self) -> str:
-        return f"<PendingRead {self._id}, {'done' if self._is_here.is_set() else 'in flight'}>"
+        return f"<PendingRead {self._id}, {'done' if self._has_answer.is_set() else 'in flight'}>"
 
     def _on_answer(self, answer: wire.Message | StreamsError) -> None:
         self._answer = answer
-        self._is_here.set()
+        self._has_answer.set()
 
     async def page(self) -> StreamRecords:
         try:
-            await self._is_here.wait()
+            await self._has_answer.wait()
         finally:
             self.close()
         assert self._answer is not None
@@ -151,15 +151,15 @@ class ShardCalls:
         """
         await self.append_window.enter(batch.metered_bytes)
         try:
-            return await self.append_as(self._ciphers.get(box) if key else None, box, batch, key)
+            return await self.append_with_cipher(self._ciphers.get(box) if key else None, box, batch, key)
         except CipherMismatch as mismatch:
             cipher = mismatch.detail["cipher"]
             self._remember(box, cipher)
-            return await self.append_as(cipher, box, batch, key)
+            return await self.append_with_cipher(cipher, box, batch, key)
         finally:
             self.append_window.leave(batch.metered_bytes)
 
-    async def append_as(
+    async def append_with_cipher(
         self,
         cipher: Cipher | None,
         box: str,

@@ -26,7 +26,7 @@ _BASIN = ("storage", "append-ops", "read-ops", "read-throughput", "append-throug
 _STREAM = ("storage",)
 
 
-def _of_group(group: str) -> tuple[str, ...]:
+def _operations_in_group(group: str) -> tuple[str, ...]:
     return tuple(operation for operation, facts in OPERATIONS.items() if facts[0] == group)
 
 
@@ -45,8 +45,8 @@ def _operations(*operations: str, interval: str) -> _CounterSet:
 
 
 _HISTORY = {
-    "account-ops": _operations(*_of_group("account"), interval="hour"),
-    "basin-ops": _operations(*_of_group("basin"), "stream-metrics", interval="hour"),
+    "account-ops": _operations(*_operations_in_group("account"), interval="hour"),
+    "basin-ops": _operations(*_operations_in_group("basin"), "stream-metrics", interval="hour"),
     "append-ops": _operations("append", interval="minute"),
     "read-ops": _operations("read", "check-tail", interval="minute"),
     "append-throughput": _CounterSet({"append-throughput": APPEND_BYTES}, "bytes", "minute"),
@@ -76,7 +76,7 @@ class _MetricsQuery:
                 f"start, end: must be in order, not in the future, and at most {_RANGE_S_MAX} s apart",
             )
         self.start_s, self.end_s = start, end
-        self.has_now = start <= now_s <= end
+        self.includes_now = start <= now_s <= end
 
     def check_interval(self, only: str) -> None:
         if self.interval not in (None, only):
@@ -99,7 +99,7 @@ class Usage:
                 )
             return await self._sum_counters(query, ACCOUNT)
         names: list[str] = []
-        after, more = "", query.has_now
+        after, more = "", query.includes_now
         while more:
             page = await self._calls.ask_register(s2.ListBasins("", after), s2.BasinPage)
             names += [basin.name for basin in page.basins if not basin.deleted_ms]
@@ -117,7 +117,7 @@ class Usage:
             return await self._sum_counters(query, basin)
         query.check_interval(_BASIN_STORAGE_INTERVAL)
         size = 0
-        for shard in range(self._calls.shards) if query.has_now else ():
+        for shard in range(self._calls.shards) if query.includes_now else ():
             after = ""
             while True:
                 command = s2.GetUsage(box_of(basin, ""), after)
@@ -153,5 +153,5 @@ class Usage:
 
 
 def _storage(query: _MetricsQuery, now_s: int, size: int) -> Response:
-    values: list[Any] = [[now_s, size]] if query.has_now else []
+    values: list[Any] = [[now_s, size]] if query.includes_now else []
     return json_response({"values": [{"gauge": {"name": "storage", "unit": "bytes", "values": values}}]})

@@ -53,7 +53,7 @@ class _Batch(msgspec.Struct):
     config: BoxPatch
 
 
-class _Question(msgspec.Struct, omit_defaults=True):
+class _DiffRequest(msgspec.Struct, omit_defaults=True):
     match: tuple[str, str, str]
     from_ts: int | None = None
     from_seq: int | None = None
@@ -133,13 +133,13 @@ class UsageHistory:
         unsaved_minutes = self.counters.snapshot_unsaved()
         saved_numbers: set[int] = set()
         # A minute is saved after its start, and at most `MINUTES_MAX` minutes late.
-        question = _Question(
+        request = _DiffRequest(
             ("tag", "Eq", basin), sums.first_s * 1000, limit=_PAGE_RECORDS, max_bytes=_PAGE_BYTES
         )
         last_ms = sums.last_s * 1000 + (MINUTES_MAX + 2) * _MINUTE_MS
         is_over = False
         while not is_over:
-            page = await self._page(question)
+            page = await self._page(request)
             for record in page.records:
                 entry = _entry_untrusted(record.data)
                 if entry is not None:
@@ -147,14 +147,14 @@ class UsageHistory:
                     if entry.writer == self._writer:
                         saved_numbers.add(entry.number)
             is_over = page.caught_up or (bool(page.records) and page.records[-1].ts > last_ms)
-            question.from_ts, question.from_seq = None, page.next_from_seq
+            request.from_ts, request.from_seq = None, page.next_from_seq
         for minute in unsaved_minutes:
             if minute.number not in saved_numbers and basin in minute.rows:
                 sums.add(minute.at_s, minute.rows[basin])
 
-    async def _page(self, question: _Question) -> _Page:
+    async def _page(self, request: _DiffRequest) -> _Page:
         try:
-            body = msgspec.json.encode(question)
+            body = msgspec.json.encode(request)
             message = await self._dispatch.to_owner(wire.OP_DIFF, wire.RequestHead(BOX), body)
         except BoxNotFound:
             return _Page([], 0, caught_up=True)

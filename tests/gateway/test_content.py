@@ -49,7 +49,7 @@ async def test_what_was_compressed_comes_back_and_is_charged_until_the_request_i
 async def test_the_event_loop_copies_nothing_of_a_large_body(encoding, monkeypatch):
     """All but the first 64 KiB is written by another thread, into the memory that is handed on."""
     written: list[tuple[int, int]] = []
-    for decoder in (content._Gunzip, content._Unzstd):
+    for decoder in (content._GzipDecoder, content._ZstdDecoder):
 
         def read_into(self: Any, space: memoryview, original: Any = decoder.read_into) -> int:
             written.append((threading.get_ident(), len(space)))

@@ -239,7 +239,7 @@ def test_a_terminal_frame_carries_a_status_and_the_body_of_the_answer() -> None:
 @pytest.mark.parametrize("size", [0, 1, 1023, 100_000])
 def test_frames_come_back_whatever_they_are_cut_into(codec: int, size: int) -> None:
     bodies = [b"x" * size, b"second"]
-    data = b"".join(frames.frame(body, codec=codec, is_advised=True) for body in bodies)
+    data = b"".join(frames.frame(body, codec=codec, advises_reconnect=True) for body in bodies)
     assert bool(data[3] >> 5) == (codec != frames.NONE and size >= 1024)
     for step in (1, 7, len(data)):
         receiver = frames.Receiver()

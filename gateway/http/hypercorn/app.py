@@ -45,9 +45,9 @@ from gateway.requests.request import (
     Admit,
     Buffer,
     ClientStalled,
+    EarlyRejection,
     Handler,
     Live,
-    RefusedEarly,
     Request,
     Response,
     Socket,
@@ -176,7 +176,7 @@ class Exchange(TrioASGIHTTPConnection):
             body, charge = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
             error_response = refusal(error, headers, started_ns, self.scope["raw_path"].decode("latin-1"))
-        except RefusedEarly as early:
+        except EarlyRejection as early:
             error_response = early.response
         except _ClientGone:
             return
