@@ -71,7 +71,7 @@ class KeyUse:
         self._last = [{id: use[id] for id in ids if id in use} for use in self._last]
         for at in range(0, len(ids), _CHUNK):
             chunk = ids[at : at + _CHUNK]
-            for shard, use in enumerate(await self._ask_all([ExchangeUse(chunk)] * len(self._last))):
+            for shard, use in enumerate(await self._exchange_all([ExchangeUse(chunk)] * len(self._last))):
                 if use is not None:
                     self._last[shard] |= use
             total = self._total(chunk)
@@ -79,7 +79,7 @@ class KeyUse:
                 ExchangeUse([], {id: total[id].minus(use.get(id, Use())) for id in chunk})
                 for use in self._last
             ]
-            await self._ask_all(messages)
+            await self._exchange_all(messages)
 
     def _total(self, ids: list[str]) -> dict[str, Use]:
         total = dict.fromkeys(ids, Use())
@@ -89,11 +89,11 @@ class KeyUse:
                     total[id] = total[id].plus(use[id])
         return total
 
-    async def _ask_all(self, messages: list[ExchangeUse]) -> list[dict[str, Use] | None]:
+    async def _exchange_all(self, messages: list[ExchangeUse]) -> list[dict[str, Use] | None]:
         """Send each shard its message. Return the replies by shard; None if a shard does not reply."""
         replies: list[dict[str, Use] | None] = [None] * len(messages)
 
-        async def ask(shard: int, message: ExchangeUse) -> None:
+        async def exchange_with(shard: int, message: ExchangeUse) -> None:
             try:
                 link = self._dispatch.links[shard]
                 answer = await link.call(wire.OP_EXCHANGE_USE, _encode(message), b"")
@@ -103,7 +103,7 @@ class KeyUse:
 
         async with trio.open_nursery() as nursery:
             for shard, message in enumerate(messages):
-                nursery.start_soon(ask, shard, message)
+                nursery.start_soon(exchange_with, shard, message)
         return replies
 
     # -- reports
@@ -114,7 +114,7 @@ class KeyUse:
             return {"id": None, "scopes": words(ALL), "prefixes": [], "limits": {}}
         use: Use | None = Use()
         if key.account:
-            for answer in await self._ask_all([ExchangeUse([key.account])] * len(self._last)):
+            for answer in await self._exchange_all([ExchangeUse([key.account])] * len(self._last)):
                 here = None if answer is None else answer.get(key.account)
                 use = None if use is None or here is None else use.plus(here)
         sessions = self._slots.sessions_of(key.id)
@@ -126,7 +126,7 @@ class KeyUse:
         """Return the number of S2 sessions of a key in the other gateways that reply."""
         count = 0
 
-        async def ask(link: Link) -> None:
+        async def add_sessions(link: Link) -> None:
             nonlocal count
             try:
                 report = reports.decode_gateway((await link.call(wire.OP_REPORT, b"", b"")).body)
@@ -136,7 +136,7 @@ class KeyUse:
 
         async with trio.open_nursery() as nursery:
             for link in self._others:
-                nursery.start_soon(ask, link)
+                nursery.start_soon(add_sessions, link)
         return count
 
     def describe(self, key: Key, use: Use | None, s2_sessions: int) -> dict[str, Any]:

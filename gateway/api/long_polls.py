@@ -43,7 +43,7 @@ def page_bytes_max(op: int, body: Buffer) -> int:
     return min(max(map(int, _MAX(body)), default=1) * _JOB_BYTES, _PAGE_BYTES_MAX)
 
 
-async def ask(
+async def call_owner(
     dispatch: Dispatch, op: int, request: Request, head: wire.RequestHead, body: Buffer
 ) -> wire.Message:
     """Send a request to the owner of its box and return the reply.
@@ -55,16 +55,16 @@ async def ask(
     answers, owner = dispatch.answers, request.owner
     size = page_bytes_max(op, body)
     await answers.take(owner, size)
-    room = _PageReservation(answers, owner, size)
+    reservation = _PageReservation(answers, owner, size)
     try:
         window = dispatch.page_windows[dispatch.placement.shard_of(head.box)]
-        await room.enter(window)
-        message = await _ask(dispatch, op, request, head, body, room)
+        await reservation.enter(window)
+        message = await _call_until_disconnect(dispatch, op, request, head, body, reservation)
         window.note_size(owner, len(message.body))
-        room.leave()
-        request.page_charge = answers.charge(owner, room.hand_over(), len(message.body))
+        reservation.leave()
+        request.page_charge = answers.charge(owner, reservation.hand_over(), len(message.body))
     finally:
-        room.give()
+        reservation.release()
     return message
 
 
@@ -101,23 +101,23 @@ class _PageReservation:
         reserved_bytes, self.reserved_bytes = self.reserved_bytes, 0
         return reserved_bytes
 
-    def give(self) -> None:
+    def release(self) -> None:
         self.leave()
         if self.reserved_bytes:
             self._answers.give(self._owner, self.hand_over())
 
     async def release_when_parked(self) -> None:
         await trio.sleep(_PARK_DELAY_S)
-        self.give()
+        self.release()
 
 
-async def _ask(
+async def _call_until_disconnect(
     dispatch: Dispatch,
     op: int,
     request: Request,
     head: wire.RequestHead,
     body: Buffer,
-    room: _PageReservation,
+    reservation: _PageReservation,
 ) -> wire.Message:
     """Send the request. If it may wait, withdraw it when the client disconnects.
 
@@ -125,16 +125,16 @@ async def _ask(
     """
     watch_peer = request.watch_peer
     if watch_peer is None or _WAIT_FIELD not in body:
-        return await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
+        return await dispatch.to_owner(op, head, body, is_bulk=reservation.is_bulk)
     answer: wire.Message | None = None
     refusal: StreamsError = OutcomeUnknown(
         "the client disconnected while its request waited", outcome="unknown"
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_peer, nursery.cancel_scope)
-        nursery.start_soon(room.release_when_parked)
+        nursery.start_soon(reservation.release_when_parked)
         try:
-            answer = await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
+            answer = await dispatch.to_owner(op, head, body, is_bulk=reservation.is_bulk)
         except StreamsError as error:  # a nursery would wrap it in a group
             refusal = error
         nursery.cancel_scope.cancel()

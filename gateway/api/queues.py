@@ -26,15 +26,15 @@ from streams.protocol.messages.replies import RequeueReply
 #: A requeue request waits this long for its moves. The moves continue after that.
 _REQUEUE_WAIT_MS = 10_000
 
-_decode_planned = msgspec.json.Decoder(PlanRequeueReply).decode
-_decode_awaited = msgspec.json.Decoder(AwaitMovesReply).decode
+_decode_plan_reply = msgspec.json.Decoder(PlanRequeueReply).decode
+_decode_await_reply = msgspec.json.Decoder(AwaitMovesReply).decode
 
 
 class Queues:
-    def __init__(self, dispatch: Dispatch, body_bytes_max: int, work: JobStreams) -> None:
+    def __init__(self, dispatch: Dispatch, body_bytes_max: int, job_streams: JobStreams) -> None:
         self._dispatch = dispatch
         self._body_bytes_max = body_bytes_max
-        self._work = work
+        self._job_streams = job_streams
 
     async def claim(self, request: Request, box: str, rest: str) -> Response:
         return await self._forward(wire.OP_CLAIM, request, box)
@@ -50,7 +50,7 @@ class Queues:
 
     async def work(self, request: Request, box: str, rest: str) -> Response:
         sse.check_accepts(request)
-        return await self._work.open(box, request.query, request.key)
+        return await self._job_streams.open(box, request.query, request.key)
 
     async def requeue(self, request: Request, box: str, rest: str) -> Response:
         """Move dead letters back into their queue.
@@ -71,10 +71,10 @@ class Queues:
         await require_queue()
         source = requeue.from_box
         plan = wire.RequestHead(source, urlencode({"to": box, "max": requeue.max}))
-        plan_reply = _decode_planned((await send(wire.OP_PLAN_REQUEUE, plan, b"")).body)
+        plan_reply = _decode_plan_reply((await send(wire.OP_PLAN_REQUEUE, plan, b"")).body)
         wait = {"to": box, "position": plan_reply.position, "wait_ms": _REQUEUE_WAIT_MS}
         wait_reply = await send(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
-        pending = _decode_awaited(wait_reply.body).pending
+        pending = _decode_await_reply(wait_reply.body).pending
         return from_reply(request, RequeueReply(box, source, plan_reply.planned, pending))
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:

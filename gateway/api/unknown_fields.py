@@ -62,12 +62,12 @@ def strip_unknown_fields(body: bytes, field_names: Iterable[str]) -> tuple[bytes
     return msgspec.json.encode({name: fields[name] for name in fields if name not in unknown}), warnings
 
 
-async def ask(
+async def call_tolerantly(
     dispatch: Dispatch, op: int, request: Request, head: wire.RequestHead, body: Buffer
 ) -> tuple[wire.Message, list[str]]:
     """Send a request to the owner of its box. Return the reply and a warning for each ignored field."""
     try:
-        return await long_polls.ask(dispatch, op, request, head, body), []
+        return await long_polls.call_owner(dispatch, op, request, head, body), []
     except InvalidRequest:
         field_names = _FIELDS.get(op)
         if field_names is None or wants_strict(request.headers):
@@ -75,7 +75,7 @@ async def ask(
         stripped_body, warnings = strip_unknown_fields(bytes(body), field_names)
         if not warnings:
             raise
-    return await long_polls.ask(dispatch, op, request, head, stripped_body), warnings
+    return await long_polls.call_owner(dispatch, op, request, head, stripped_body), warnings
 
 
 async def forward_json(
@@ -87,7 +87,7 @@ async def forward_json(
     if "content-encoding" in request.headers:
         body = await decompress_body(request, body_bytes_max)
     head = wire.RequestHead(box, request.query)
-    answer, warnings = await ask(dispatch, op, request, head, body)
+    answer, warnings = await call_tolerantly(dispatch, op, request, head, body)
     response = from_shard(request, answer, warnings=warnings)
     response.charge = request.page_charge
     return response

@@ -117,15 +117,15 @@ async def _decompress_in_steps(decoder: _Decoder, request: Request, bytes_max: i
             charge.grow(compressed_bytes + size + min(size, decoder.window_bytes_max) - charge.size)
         return size
 
-    room = charge_for(min(_THREAD_BYTES, bytes_max + 1))
-    plain: Buffer = decoder.read(room)
+    capacity = charge_for(min(_THREAD_BYTES, bytes_max + 1))
+    plain: Buffer = decoder.read(capacity)
     have = len(plain)
-    if have == room <= bytes_max:
-        memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if have == capacity <= bytes_max:
+        memory = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory[:] = plain
-        while have == room <= bytes_max:
-            room = charge_for(min(have + min(have, _STEP_BYTES_MAX), bytes_max + 1))
-            memory.resize(room)  # the kernel remaps it without a copy
+        while have == capacity <= bytes_max:
+            capacity = charge_for(min(have + min(have, _STEP_BYTES_MAX), bytes_max + 1))
+            memory.resize(capacity)  # the kernel remaps it without a copy
             with memoryview(memory) as whole, whole[have:] as space:
                 have += await trio.to_thread.run_sync(decoder.read_into, space, limiter=_threads)
         memory.resize(have)

@@ -60,7 +60,7 @@ class Basins:
         if names.is_empty:
             return json_response({"basins": [], "has_more": False})
         command = s2.ListBasins(names.common_prefix, after, limit)
-        page = await self._calls.ask_register(command, s2.BasinPage)
+        page = await self._calls.call_register(command, s2.BasinPage)
         descriptions = [
             configs.describe_basin(each)
             for each in page.basins
@@ -103,7 +103,7 @@ class Basins:
             may_update=may_update,
             account=account,
         )
-        put = await self._calls.ask_register(command, s2.PutBasinReply)
+        put = await self._calls.call_register(command, s2.PutBasinReply)
         return _provision_response(configs.describe_basin(put.basin), put.result, ensures=ensures)
 
     async def get(self, request: Request, permit: Permit, basin: str) -> Response:
@@ -116,14 +116,14 @@ class Basins:
         fields.basin_name(basin, "bad_path")
         patch = configs.decode_body(await json_body(request), configs.BasinBody).patch()
         permit.check("reconfigure-basin", basin)
-        reply = await self._calls.ask_register(s2.PatchBasin(basin, patch), s2.GetBasinReply)
+        reply = await self._calls.call_register(s2.PatchBasin(basin, patch), s2.GetBasinReply)
         assert reply.basin is not None
         return json_response(configs.describe_basin_config(reply.basin.config))
 
     async def delete(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         permit.check("delete-basin", basin)
-        await self._calls.ask_register(s2.DeleteBasin(basin), s2.GetBasinReply)
+        await self._calls.call_register(s2.DeleteBasin(basin), s2.GetBasinReply)
         self._calls.has_deleted_basin.set()
         return Response(202)
 
@@ -170,7 +170,7 @@ class Streams:
         streams_by_box: dict[str, s2.Stream] = {}
         while True:
             command = s2.ListStreams(prefix, after, limit - len(streams_by_box))
-            page = await self._calls.ask(shard, command, s2.StreamPage)
+            page = await self._calls.call_shard(shard, command, s2.StreamPage)
             streams_by_box.update(page.streams)
             after = page.after
             if not after or len(streams_by_box) >= limit:
@@ -223,7 +223,7 @@ class Streams:
 
     async def get(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "get-stream-config", stream)
-        reply = await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
+        reply = await self._calls.call_owner(box, s2.GetStream(box), s2.GetStreamReply)
         return json_response(configs.describe_stream_config(reply.stream.spec))
 
     async def reconfigure(self, request: Request, permit: Permit, stream: str) -> Response:
@@ -231,12 +231,12 @@ class Streams:
         patch = configs.decode_body(await json_body(request), configs.StreamBody).patch()
         basin = await self._calls.basin(fields.basin_of(request.headers))
         command = s2.PatchStream(box, patch, basin.config.defaults)
-        reply = await self._calls.ask_owner(box, command, s2.GetStreamReply)
+        reply = await self._calls.call_owner(box, command, s2.GetStreamReply)
         return json_response(configs.describe_stream_config(reply.stream.spec))
 
     async def delete(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "delete-stream", stream)
-        await self._calls.ask_owner(box, s2.DeleteStream(box), s2.GetStreamReply)
+        await self._calls.call_owner(box, s2.DeleteStream(box), s2.GetStreamReply)
         return Response(202)
 
     @staticmethod

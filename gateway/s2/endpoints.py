@@ -228,7 +228,7 @@ class S2:
         key = ciphers.check_header(request.headers)
         spec = stream_config(request.headers)
         box = box_of(basin, stream)
-        get_stream = partial(self._calls.ask_owner, box, s2.GetStream(box), s2.GetStreamReply)
+        get_stream = partial(self._calls.call_owner, box, s2.GetStream(box), s2.GetStreamReply)
         account = request.account
         reply = await self._calls.call_or_create(
             basin, stream, spec, is_append=True, call=get_stream, account=account

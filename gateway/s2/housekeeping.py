@@ -60,7 +60,7 @@ class Housekeeping:
         after = ""
         while True:
             command = s2.ListBasins("", after, _PAGE, is_deleting)
-            page = await self._calls.ask_register(command, s2.BasinPage)
+            page = await self._calls.call_register(command, s2.BasinPage)
             basins += page.basins
             if not page.more:
                 return basins
@@ -77,7 +77,7 @@ class Housekeeping:
                     if not stream.deleted_ms:
                         await self._delete(box, stream)
             if not remaining:
-                await self._calls.ask_register(s2.DropBasin(basin.name, basin.number), s2.GetBasinReply)
+                await self._calls.call_register(s2.DropBasin(basin.name, basin.number), s2.GetBasinReply)
             is_busy = is_busy or bool(remaining)
         return is_busy
 
@@ -98,7 +98,7 @@ class Housekeeping:
         after = ""
         while True:
             command = s2.ListStreams(prefix, after, _PAGE)
-            page = await self._calls.ask(shard, command, s2.StreamPage)
+            page = await self._calls.call_shard(shard, command, s2.StreamPage)
             streams_by_box += page.streams
             after = page.after
             if not after:
@@ -107,6 +107,6 @@ class Housekeeping:
     async def _delete(self, box: str, stream: s2.Stream) -> None:
         try:
             command = s2.DeleteStream(box, stream.basin_number)
-            await self._calls.ask_owner(box, command, s2.GetStreamReply)
+            await self._calls.call_owner(box, command, s2.GetStreamReply)
         except StreamNotFound:
             pass

@@ -233,7 +233,7 @@ class Authenticator:
         if cache_entry is not None and now_s < cache_entry[1]:
             return cache_entry[0]
         try:
-            lookup = await self._calls.ask(0, s2.FindToken(digest), s2.FindTokenReply)
+            lookup = await self._calls.call_shard(0, s2.FindToken(digest), s2.FindTokenReply)
         except Busy:
             if cache_entry is not None:
                 return cache_entry[0]

@@ -69,7 +69,7 @@ class AuthorizedSession:
         self._ending = ending
 
     def __repr__(self) -> str:
-        return f"<Held {self._session!r}, {self._slot!r}>"
+        return f"<AuthorizedSession {self._session!r}, {self._slot!r}>"
 
     def close(self) -> None:
         self._session.close()

@@ -35,7 +35,7 @@ from streams.protocol.messages.s2 import AppendStreamReply, Cipher, ReadHead, Sp
 
 _R = TypeVar("_R")
 _encode = msgspec.msgpack.Encoder().encode
-_decode_appended = msgspec.msgpack.Decoder(AppendStreamReply).decode
+_decode_append_reply = msgspec.msgpack.Decoder(AppendStreamReply).decode
 
 #: Size of the cipher cache. Streams without a cipher are not cached.
 _CIPHERS_MAX = 10_000
@@ -122,19 +122,19 @@ class ShardCalls:
 
     # -- requests
 
-    async def ask(self, shard: int, command: s2.ControlCommand, reply: type[_R]) -> _R:
+    async def call_shard(self, shard: int, command: s2.ControlCommand, reply: type[_R]) -> _R:
         link = self._dispatch.links[shard]
         message = await link.call(wire.OP_S2_CONTROL, _encode(command), b"")
         return msgspec.msgpack.decode(message.body, type=reply)
 
-    async def ask_register(self, command: s2.BasinCommand, reply: type[_R]) -> _R:
-        return await self.ask(0, command, reply)
+    async def call_register(self, command: s2.BasinCommand, reply: type[_R]) -> _R:
+        return await self.call_shard(0, command, reply)
 
-    async def ask_owner(self, box: str, command: s2.StreamCommand, reply: type[_R]) -> _R:
-        return await self.ask(self._dispatch.placement.shard_of(box), command, reply)
+    async def call_owner(self, box: str, command: s2.StreamCommand, reply: type[_R]) -> _R:
+        return await self.call_shard(self._dispatch.placement.shard_of(box), command, reply)
 
     async def basin(self, name: str) -> s2.Basin:
-        basin = (await self.ask_register(s2.GetBasin(name), s2.GetBasinReply)).basin
+        basin = (await self.call_register(s2.GetBasin(name), s2.GetBasinReply)).basin
         if basin is None:
             raise BasinNotFound(f"basin {name} does not exist", basin=name)
         return basin
@@ -238,7 +238,7 @@ class ShardCalls:
         took_s = trio.current_time() - since_s
         self.append_window.observe_ack(records=len(batch.tails), size=batch.metered_bytes, took_s=took_s)
         self.history.counters.count_append(box.partition("/")[0], batch.metered_bytes)
-        return _decode_appended(message.body)
+        return _decode_append_reply(message.body)
 
     def _remember(self, box: str, cipher: Cipher | None) -> None:
         self._ciphers.pop(box, None)
@@ -256,7 +256,7 @@ class ShardCalls:
         return PendingRead(self._dispatch.links[self._dispatch.placement.shard_of(head.box)], head)
 
     async def tail(self, box: str) -> s2.StreamTail:
-        return await self.ask_owner(box, s2.GetStreamTail(box), s2.StreamTail)
+        return await self.call_owner(box, s2.GetStreamTail(box), s2.StreamTail)
 
     # -- creating streams on demand
 
@@ -311,4 +311,4 @@ class ShardCalls:
             may_update=may_update,
             account=account,
         )
-        return await self.ask_owner(box, command, s2.PutStreamReply)
+        return await self.call_owner(box, command, s2.PutStreamReply)

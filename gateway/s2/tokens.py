@@ -218,7 +218,7 @@ class Tokens:
         token = token_of(configs.decode_body(await json_body(request), _Issue), digest_of(secret))
         permit.check("issue-access-token")
         token = permit.restrict(token)
-        await self._calls.ask(0, s2.IssueToken(token), s2.FindTokenReply)
+        await self._calls.call_shard(0, s2.IssueToken(token), s2.FindTokenReply)
         return json_response({"access_token": secret}, 201)
 
     async def list(self, request: Request, permit: Permit) -> Response:
@@ -229,7 +229,7 @@ class Tokens:
         if names.is_empty:
             return json_response({"access_tokens": [], "has_more": False})
         command = s2.ListTokens(names.common_prefix, query.text("start_after") or "", limit)
-        page = await self._calls.ask(0, command, s2.TokenPage)
+        page = await self._calls.call_shard(0, command, s2.TokenPage)
         descriptions = [describe_token(token) for token in page.tokens if names.holds(token.id)]
         return json_response({"access_tokens": descriptions, "has_more": page.more and not names.exact})
 
@@ -237,5 +237,5 @@ class Tokens:
         token_id(id, "bad_path")
         permit.check("revoke-access-token")
         permit.check_token_id(id)
-        await self._calls.ask(0, s2.RevokeToken(id), s2.FindTokenReply)
+        await self._calls.call_shard(0, s2.RevokeToken(id), s2.FindTokenReply)
         return Response(204)

@@ -101,7 +101,7 @@ class Usage:
         names: list[str] = []
         after, more = "", query.includes_now
         while more:
-            page = await self._calls.ask_register(s2.ListBasins("", after), s2.BasinPage)
+            page = await self._calls.call_register(s2.ListBasins("", after), s2.BasinPage)
             names += [basin.name for basin in page.basins if not basin.deleted_ms]
             after, more = page.basins[-1].name if page.basins else "", page.more
         visible_names = [name for name in names if permit.sees_basin(name)]
@@ -121,7 +121,7 @@ class Usage:
             after = ""
             while True:
                 command = s2.GetUsage(box_of(basin, ""), after)
-                usage = await self._calls.ask(shard, command, s2.StreamUsage)
+                usage = await self._calls.call_shard(shard, command, s2.StreamUsage)
                 size += usage.bytes
                 after = usage.after
                 if not after:
@@ -136,8 +136,8 @@ class Usage:
         permit.check("stream-metrics", basin, stream)
         query.check_interval(_STREAM_STORAGE_INTERVAL)
         box = box_of(basin, stream)
-        await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
-        usage = await self._calls.ask_owner(box, s2.GetUsage(box, "", True), s2.StreamUsage)
+        await self._calls.call_owner(box, s2.GetStream(box), s2.GetStreamReply)
+        usage = await self._calls.call_owner(box, s2.GetUsage(box, "", True), s2.StreamUsage)
         return _storage(query, now_s, usage.bytes)
 
     async def _sum_counters(self, query: _MetricsQuery, basin: str) -> Response:

@@ -288,7 +288,7 @@ class _Register:
         self.token = token
         self.is_away = False
 
-    async def ask(self, shard: int, command: object, reply: object) -> s2.FindTokenReply:
+    async def call_shard(self, shard: int, command: object, reply: object) -> s2.FindTokenReply:
         if self.is_away:
             raise NotReady("shard 0 is starting")
         return s2.FindTokenReply(self.token)
