@@ -268,7 +268,7 @@ def test_a_session_ends_with_its_token(scoped: Server) -> None:
     assert answer.status_code == 200
     assert call("root", "DELETE", "/access-tokens/brief")[0] == 204
     told = b"".join(answer.iter_raw())  # ends, which is the point
-    assert b"not valid any more" in told
+    assert b"no longer valid" in told
     http.close()
 
 
