@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.core.boxes.box import Box
-from shard.core.boxes.log import SizedSeqs
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.model.records import Batch
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.core.boxes.box import Box
-from shard.core.boxes.log import SizedSeqs
 from shard.core.boxes.offline_edits import cut_after, live_runs
 from shard.core.boxes.sealed import Segment
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
 from shard.core.machine import Machine
 from shard.offline.box_cuts import Cut, survey_cut

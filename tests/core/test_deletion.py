@@ -17,8 +17,8 @@ from pyroaring import BitMap64
 from shard.core import changes
 from shard.core.boxes import deletion
 from shard.core.boxes import log as log_module
-from shard.core.boxes.log import SizedSeqs
 from shard.core.boxes.sealed import TagsNotLoaded
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.upkeep import SealPolicy
 from shard.core.outcome import Outcome
 from streams.protocol.errors import BoxNotFound

@@ -15,8 +15,8 @@ import pytest
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.boxes.log import SizedSeqs
 from shard.core.boxes.sealed import NotLoaded, Segment
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.upkeep import (
     HotPolicy,
     SealPolicy,

@@ -12,7 +12,8 @@ import random
 import pytest
 
 from shard.core.boxes.box import Box
-from shard.core.boxes.log import Hole, Log
+from shard.core.boxes.holes import Hole
+from shard.core.boxes.log import Log
 from shard.core.boxes.offline_edits import (
     add_holes,
     cut_after,

@@ -29,8 +29,7 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
-from shard.core.boxes.log import Span
-from shard.core.boxes.sealed import SealedBatch
+from shard.core.boxes.sealed import SealedBatch, Span
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.capture import Capture
 from shard.core.changes import RecordsEvicted, SeqsReserved

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from pyroaring import BitMap64
 
-from shard.core.boxes.log import SizedSeqs
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.machine import Machine
 from shard.offline.restore import RestoreJob, RestoreResult, choose_backup
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold

@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from shard.core import changes
 from shard.core.boxes.box import Box
-from shard.core.boxes.log import Span
-from shard.core.boxes.sealed import NotLoaded, Segment, TagsNotLoaded, Unfinished
+from shard.core.boxes.sealed import NotLoaded, Segment, Span, TagsNotLoaded, Unfinished
 from shard.core.boxes.upkeep import SealPolicy, plan_rewrite
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
 from shard.core.machine import Machine, Made, Missing, Outcome

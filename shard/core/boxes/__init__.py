@@ -11,12 +11,13 @@ A change of a box is applied in `appliers.py`, which calls the box itself:
 validation      whether a change of a box can be applied, before anything is changed
 appliers        changes of boxes; what they mean for the whole shard
 box             one box: config, caps, TTL, idempotency keys, fence, reads
-log             its positions: which seqs exist, are live, are visible
+log, holes      its positions: which seqs exist, are live, are visible; which were lost
 live_runs       walks live records within the limits of a reader
 pages           pages of reads and scans
 idempotency_keys  keys of appends, oldest first
 tail, sealed    batches in memory whole; batches whose payload is in a segment
 tags, deletion  which records have a tag; a delete by tag, in steps
+sized_seqs      seqs of sealed records with their sizes
 
 Beside them:
 

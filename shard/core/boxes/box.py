@@ -20,11 +20,13 @@ from shard.core import changes
 from shard.core.boxes import priority
 from shard.core.boxes.deletion import Deletion
 from shard.core.boxes.groups import Groups
+from shard.core.boxes.holes import Hole
 from shard.core.boxes.idempotency_keys import Key, Keys
 from shard.core.boxes.live_runs import walk_live_runs
-from shard.core.boxes.log import Hole, Log, SizedSeqs
+from shard.core.boxes.log import Log
 from shard.core.boxes.pages import Page, ScanRuns
 from shard.core.boxes.sealed import Segment
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tags import Tags
 from shard.core.queues.move_lines import Line
 from shard.core.queues.queue import Queue, QueueCopy

@@ -26,8 +26,8 @@ from typing import NamedTuple, Protocol
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.boxes.log import Log, Span
-from shard.core.boxes.sealed import Segment, TagsNotLoaded
+from shard.core.boxes.log import Log
+from shard.core.boxes.sealed import Segment, Span, TagsNotLoaded
 from shard.core.boxes.tags import Tags
 from streams.protocol.messages.commands import DeleteRecords, Match
 

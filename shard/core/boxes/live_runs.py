@@ -7,7 +7,8 @@ in their limits and filters, and each of them is a `RunCollector`. The loop is h
 
 from __future__ import annotations
 
-from shard.core.boxes.log import Log, Span
+from shard.core.boxes.log import Log
+from shard.core.boxes.sealed import Span
 from streams.protocol.model.records import Batch
 
 

@@ -31,18 +31,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pyroaring import BitMap64
 
-from shard.core.boxes.sealed import SealedBatch, Segment
+from shard.core.boxes.holes import Hole
+from shard.core.boxes.sealed import SealedBatch, Segment, Span
+from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tail import Tail
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch
-
-#: A batch of the log, wherever its payload is.
-Span = Batch | SealedBatch
 
 #: Holes kept in one box. Each costs about 100 bytes, so they stay small beside what they lie between. Beyond
 #: it the oldest gives its count to the one after it: whoever stands before both is told the same, whoever
@@ -53,72 +52,19 @@ HOLES_MAX = 4096
 SETTLE_BATCHES = 5_000
 
 
-class Hole:
-    """Seqs without records. After a crash: first_seq..last_seq were never logged as far as we know. After a
-    source's loss: one seq, and `missed` is how many records the source lost."""
-
-    __slots__ = ("first_seq", "last_seq", "missed")
-
-    def __init__(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
-        self.first_seq = first_seq
-        self.last_seq = last_seq
-        self.missed = missed
-
-    @property
-    def reason(self) -> str:
-        return "source_trim" if self.missed else "crash"
-
-    def missed_after(self, seq: int) -> int:
-        """How many records somebody who has read up to `seq` misses by it."""
-        return self.missed or self.last_seq - max(seq, self.first_seq - 1)
-
-    def __repr__(self) -> str:
-        return f"<Hole {self.first_seq}..{self.last_seq}>"
-
-
-class SizedSeqs:
-    """Seqs of records, rising, and the bytes of each: what an index of tags says of sealed records."""
-
-    __slots__ = ("seqs", "sizes")
-
-    def __init__(self, seqs: array[int], sizes: array[int]) -> None:
-        self.seqs = seqs
-        self.sizes = sizes
-
-    @classmethod
-    def of(cls, size_of: Mapping[int, int]) -> SizedSeqs:
-        seqs = sorted(size_of)
-        return cls(array("Q", seqs), array("I", map(size_of.__getitem__, seqs)))
-
-    def extend(self, seqs: Sequence[int], sizes: Sequence[int]) -> None:
-        """Adds records behind those that are here."""
-        self.seqs.extend(seqs)
-        self.sizes.extend(sizes)
-
-    def total(self, wanted: array[int], first: int, end: int, span: Span) -> int:
-        """Bytes of the records `wanted[first:end]`, all of one batch. Where they are not known here the
-        payload of the batch is asked."""
-        low = bisect_left(self.seqs, wanted[first])
-        high = bisect_right(self.seqs, wanted[end - 1], low)
-        here = wanted[first:end]
-        if self.seqs[low:high] == here:
-            return sum(self.sizes[low:high])
-        known = dict(zip(self.seqs[low:high], self.sizes[low:high], strict=True))
-        base = span.first_seq
-        return sum(known[seq] if seq in known else span.size(seq - base, seq - base) for seq in here)
-
-
 _NO_SIZES = SizedSeqs.of({})
-
 
 #: The deleted seqs of a log that has none: shared, because an empty bitmap takes 270 bytes. `Log.add_deleted`
 #: alone adds to `Log.deleted`, and never to this one.
 _NONE_DELETED = BitMap64()
 _NONE_DELETED_BYTES = _NONE_DELETED.serialize()
 
+_NOTHING_LOCATED: tuple[BitMap64, list[tuple[Span, int]]] = _NONE_DELETED, []
+
 
 class Log:
     __slots__ = (
+        "_located",
         "_unsettled",
         "awaited",
         "bytes",
@@ -164,6 +110,8 @@ class Log:
         self.awaited = 0
         #: Segments in which something is left for later (`Segment.kill_later`); some may be gone by now.
         self._unsettled: list[Segment] = []
+        #: The last answer of `locate`. It holds as long as nothing is changed.
+        self._located = _NOTHING_LOCATED
 
     def __repr__(self) -> str:
         return f"<Log {self.earliest_seq}..{self.visible_seq}..{self.head_seq}, {self.count} live>"
@@ -248,7 +196,7 @@ class Log:
             rest = seqs.copy()
             rest.remove_range(0, self.sealed_seq + 1)
         emptied: list[Span] = []
-        for (span, count), size in zip(list(self._by_batch(rest)), rest_sizes, strict=True):
+        for (span, count), size in zip(self._take_located(rest), rest_sizes, strict=True):
             span.kill(count, size)
             self.bytes -= size
             if span.dead == span.count:
@@ -315,10 +263,28 @@ class Log:
         self.segments = [segment for segment in self.segments if segment.count]
         self._unsettled = [segment for segment in self._unsettled if segment.count]
 
-    def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[Span, int]]:
-        """(batch, how many of `seqs` it holds) for every batch that holds some, in order."""
-        for span, first, end in self._stretches(seqs.to_array()):
-            yield span, end - first
+    def locate(self, seqs: BitMap64) -> list[tuple[Span, int]] | None:
+        """(batch, how many of `seqs` it holds) for every batch that holds some, in order; None if one of them
+        is in no batch. A `delete_seqs` of the same bitmap that follows at once does not look again."""
+        array = seqs.to_array()
+        batches: list[tuple[Span, int]] = []
+        first = 0
+        while first < len(array):
+            span = self.span_at(array[first])
+            if span is None:
+                return None
+            end = bisect_right(array, span.last_seq, first)
+            batches.append((span, end - first))
+            first = end
+        self._located = seqs, batches
+        return batches
+
+    def _take_located(self, seqs: BitMap64) -> list[tuple[Span, int]]:
+        (known, batches), self._located = self._located, _NOTHING_LOCATED
+        if known is not seqs:
+            batches = self.locate(seqs) or []
+            self._located = _NOTHING_LOCATED
+        return batches
 
     def _stretches(self, seqs: array[int]) -> Iterator[tuple[Span, int, int]]:
         """(batch, first, end) for every batch that holds `seqs[first:end]`, in order. All are live."""

@@ -19,8 +19,9 @@ from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.boxes.box import Box
+from shard.core.boxes.holes import Hole
 from shard.core.boxes.idempotency_keys import Keys
-from shard.core.boxes.log import Hole, Log
+from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.tail import Tail
 from shard.core.changes import Change

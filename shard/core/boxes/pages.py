@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shard.core.boxes.live_runs import RunCollector
-from shard.core.boxes.log import Span
+from shard.core.boxes.sealed import Span
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.messages.commands import Diff
 from streams.protocol.model.records import Batch

@@ -364,3 +364,7 @@ class SealedBatch:
 
     def index_from_size(self, first: int, bytes_wanted: int) -> int:
         return self.payload.index_from_size(first, bytes_wanted)
+
+
+#: A batch of a log, wherever its payload is.
+Span = Batch | SealedBatch

@@ -7,10 +7,7 @@ never a payload, so that an append pays for two comparisons.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-
-from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.boxes.box import Box
@@ -56,24 +53,13 @@ def _can_delete(change: changes.RecordsDeleted, log: Log) -> None:
         batches = sum(count for count, _ in change.groups)
         seqs = seqs.copy()
         seqs.remove_range(0, log.sealed_seq + 1)
-    found = _batches_of(log, seqs)
-    if found is None:
+    located = log.locate(seqs)
+    if located is None:
         raise DoesNotApply("a record that is to be deleted is not there")
-    if batches + found != len(change.sizes):
-        raise DoesNotApply(f"records of {len(change.sizes)} batches are to be deleted, and {found} have some")
-
-
-def _batches_of(log: Log, seqs: BitMap64) -> int | None:
-    """How many batches hold these seqs; None if one of them is in none."""
-    wanted = seqs.to_array()
-    first = found = 0
-    while first < len(wanted):
-        span = log.span_at(wanted[first])
-        if span is None:
-            return None
-        first = bisect_right(wanted, span.last_seq, first)
-        found += 1
-    return found
+    if batches + len(located) != len(change.sizes):
+        raise DoesNotApply(
+            f"records of {len(change.sizes)} batches are to be deleted, and {len(located)} have some"
+        )
 
 
 def lost(change: changes.SeqsLost, box: Box) -> None:

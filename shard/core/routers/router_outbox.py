@@ -10,9 +10,9 @@ Rules of the file
 from __future__ import annotations
 
 from shard.core.boxes.live_runs import RunCollector, walk_live_runs
-from shard.core.boxes.log import Log, Span
+from shard.core.boxes.log import Log
 from shard.core.boxes.pages import runs_of
-from shard.core.boxes.sealed import NotLoaded
+from shard.core.boxes.sealed import NotLoaded, Span
 from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
 from streams.protocol.messages.forwards import HOPS_MAX, ForwardHead
 from streams.protocol.messages.routers import Route
