@@ -97,7 +97,7 @@ def delete_by_prefix(batch_records: int) -> Steps:
                 for segment in missing.segments:
                     seqs = array("Q", range(segment.first_seq, segment.last_seq + 1, ONE_IN))
                     sizes = array("I", [SIZE]) * len(seqs)
-                    box.found_tags[segment.serial, missing.match] = seqs, sizes
+                    box.volatile.tag_lookups[segment.serial, missing.match] = seqs, sizes
     return steps
 
 

@@ -154,7 +154,7 @@ class Durability:
         """What a reply about a box waits for that rests on its change `lsn`."""
         stage = answer.by_class[box.config.durability]
         if stage is _LOGGED:
-            if box.staged_durable_lsn > self.durable_lsn:
+            if box.volatile.staged_durable_lsn > self.durable_lsn:
                 stage = _DURABLE
             else:
                 return NOTHING if lsn <= self.logged_lsn else Wait(lsn)
@@ -218,19 +218,22 @@ class Durability:
         """Queues an append for the readers of its box. Returns the stage that its reply waits for too."""
         stage = APPENDED_RECORDS[box.config.durability]
         if stage is _LOGGED:
-            if last_seq <= box.reserved_durable_seq and box.staged_durable_lsn <= self.durable_lsn:
+            if (
+                last_seq <= box.volatile.reserved_durable_seq
+                and box.volatile.staged_durable_lsn <= self.durable_lsn
+            ):
                 self._until_logged.append(_WaitingRecords(lsn, box, last_seq, last_ts))
                 return stage
             stage = _DURABLE
         if stage is _DURABLE:
-            box.staged_durable_lsn = lsn
+            box.volatile.staged_durable_lsn = lsn
             self._until_durable.append(_WaitingRecords(lsn, box, last_seq, last_ts))
         return stage  # records of object boxes are queued when they are applied, in recovery too
 
     def show_commit(self, box: Box, lsn: int) -> None:
         """Queues all that the box has now, rows of a commit at its end."""
         if COMMITTED_RECORDS[box.config.durability] is _DURABLE:
-            box.staged_durable_lsn = lsn
+            box.volatile.staged_durable_lsn = lsn
             self._until_durable.append(_WaitingRecords(lsn, box, box.log.head_seq, box.log.last_ts))
 
     def show_when_stored(self, box: Box, lsn: int, seq: int, ts: int) -> None:
@@ -248,7 +251,7 @@ class Durability:
 
     def note_reservation(self, box: Box, lsn: int) -> None:
         """The seqs that this disk box has reserved may be used without waiting when `lsn` is durable."""
-        box.reserved_lsn = lsn
+        box.volatile.reserved_lsn = lsn
         self._reservations.append(_WaitingRecords(lsn, box, box.reserved_seq))
 
     def logged(self, lsn: int) -> list[str]:
@@ -263,8 +266,10 @@ class Durability:
         reservations = self._reservations
         while reservations and reservations[0].lsn <= lsn:
             reserved = reservations.popleft()
-            if reserved.lsn == reserved.box.reserved_lsn:  # a later one may take back what this one gave
-                reserved.box.reserved_durable_seq = reserved.seq
+            if (
+                reserved.lsn == reserved.box.volatile.reserved_lsn
+            ):  # a later one may take back what this one gave
+                reserved.box.volatile.reserved_durable_seq = reserved.seq
         return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
 
     def stored(self, lsn: int) -> list[str]:

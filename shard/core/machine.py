@@ -261,7 +261,7 @@ class Machine(Context):
     def give_up(self, command: Command) -> None:
         """Drops what was found for a command that is answered with an error, and not handled again."""
         box = self.boxes.get(getattr(command, "box", ""))
-        if box is not None and box.deletion is not None and box.deletion.command is command:
+        if box is not None and box.volatile.deletion is not None and box.volatile.deletion.command is command:
             box.end_deletion()
 
     def let_moves_go(self, now_ms: int) -> Outcome:

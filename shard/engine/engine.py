@@ -168,7 +168,7 @@ class Engine:
             post=self._post,
         )
         self._refetch = self.delivery.refetch
-        self.backpressure = Backpressure(self._committer, machine.unsealed, settings.cache_bytes)
+        self.backpressure = Backpressure(self._committer, machine.unsealed_boxes, settings.cache_bytes)
         files = ShardFiles(disk, wal, snapshots, store, export_folder, upload_target)
         self._background = Background(
             machine, files, self._committer, self._cache, settings, self._ports(needs_lsn)

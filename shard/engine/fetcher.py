@@ -221,7 +221,7 @@ class Fetcher:
         for segment, seqs in matches:
             box = self._machine.generations.get(segment.generation)
             if box is not None:
-                box.found_tags[segment.serial, match] = seqs
+                box.volatile.tag_lookups[segment.serial, match] = seqs
         on_fetched(None, [])
         self._cache.shrink()
 

@@ -220,7 +220,7 @@ class SnapshotKeeper:
         older = files[:-1]
         if (
             self._is_quiet
-            and _QUIET_FACTOR * self._machine.unsealed.bytes < len(older) * settings.wal_file_bytes
+            and _QUIET_FACTOR * self._machine.unsealed_boxes.bytes < len(older) * settings.wal_file_bytes
         ):
             return older[-1].last_lsn
         file_count = _PINNED_FACTOR * settings.snapshot_wal_bytes // settings.wal_file_bytes

@@ -42,7 +42,7 @@ from shard.core.boxes.upkeep import (
     plan_rewrite,
     plan_seal,
 )
-from shard.core.machine import Machine, Made, Outcome
+from shard.core.machine import Machine, LogEntries, Outcome
 from shard.engine.cache import PayloadCache
 from shard.engine.compaction import copy_input, find_superseded
 from shard.storage.faults import Faults
@@ -144,7 +144,7 @@ class Upkeep:
 
     @property
     def is_pressed(self) -> bool:
-        return self._machine.unsealed.bytes > self._unsealed_bytes_max
+        return self._machine.unsealed_boxes.bytes > self._unsealed_bytes_max
 
     def sweep(self, snapshot_names: set[Name]) -> None:
         """Drop files that neither these snapshot names nor the machine contain, with the next step."""
@@ -179,7 +179,7 @@ class Upkeep:
         """Return how long to wait if no event comes."""
         machine, now_ms = self._machine, self._now_ms()
         pause_s = _PAUSE_S_MAX
-        oldest_ms = machine.unsealed.oldest_ms()
+        oldest_ms = machine.unsealed_boxes.oldest_ms()
         if oldest_ms is not None:
             pause_s = min(pause_s, (oldest_ms + self._policy.age_ms - now_ms) / 1000)
         if machine.compactable:
@@ -285,7 +285,7 @@ class Upkeep:
         return self._machine.generations.get(box.generation) is box and not box.is_memory
 
     def _log_again(self, plan: ToKeep) -> None:
-        applied_changes: Made = []
+        applied_changes: LogEntries = []
         for batch in plan.batches:
             applied_changes += self._machine.upkeep(changes.BatchKept(plan.box.generation, batch)).changes
         self._log_outcome(Outcome(applied_changes, None))
@@ -319,9 +319,9 @@ class Upkeep:
     async def _compact(self, box: Box) -> None:
         """Delete records that newer records with the same tag have superseded."""
         source = copy_input(box, durable_lsn=self._machine.durable_lsn)
-        before, box.compacted_seq = (
-            box.compacted_seq,
-            max((source.tail[-1].last_seq if source.tail else 0), box.log.sealed_seq, box.compacted_seq),
+        before, box.volatile.compacted_seq = (
+            box.volatile.compacted_seq,
+            max((source.tail[-1].last_seq if source.tail else 0), box.log.sealed_seq, box.volatile.compacted_seq),
         )
         chunks = find_superseded(source, self._store)
         while True:
@@ -332,11 +332,11 @@ class Upkeep:
                     "cannot compact a box: the cold store does not answer", box=box.name, reason=str(error)
                 )
                 self._machine.compactable.pop(box.generation, None)
-                box.compacted_seq = before
+                box.volatile.compacted_seq = before
                 return
             except Corrupt as damage:
                 self._skip_damaged(box, damage)
-                box.compacted_seq = before
+                box.volatile.compacted_seq = before
                 return
             if chunk is None or self._machine.generations.get(box.generation) is not box:
                 return
@@ -374,7 +374,7 @@ class Upkeep:
         )
         self._faults.note_damage("segment", damage.path, damage.reason, box.name)
         machine = self._machine
-        for waiting in (machine.dented, machine.compactable, machine.movable):
+        for waiting in (machine.boxes_with_dead_records, machine.compactable, machine.movable):
             waiting.pop(box.generation, None)
 
     async def _write(self, generation: int, serial: int, batches: Iterable[Batch]) -> Segment:

@@ -145,7 +145,7 @@ def test_a_segment_that_changes_all_the_time_does_not_put_the_delete_off_for_eve
     driver = filled(batches=300, sealed=tuple(range(99, 300, 100)))
 
     def trim(step: int) -> None:
-        if driver.machine.boxes["b"].deletion is not None:
+        if driver.machine.boxes["b"].volatile.deletion is not None:
             driver.commit(driver.machine.boxes["b"].plan_eviction(step + 1, "ttl", driver.now_ms))
 
     _, steps = stepped(driver, commands.DeleteRecords("b", None, PREFIX), trim)
@@ -160,10 +160,10 @@ def test_a_delete_that_cannot_be_finished_has_deleted_nothing_and_keeps_nothing(
         outcome = driver.keep(driver.machine.handle(command, driver.now_ms))
         machines.SHELF.load(outcome.needs[0], driver.machine)
     driver.machine.give_up(commands.DeleteRecords("b", None, PREFIX))
-    assert driver.machine.boxes["b"].deletion is not None, "another delete is under way"
+    assert driver.machine.boxes["b"].volatile.deletion is not None, "another delete is under way"
     driver.machine.give_up(command)
     box = driver.machine.boxes["b"]
-    assert box.deletion is None and not box.found_tags and all_seqs(driver) == before
+    assert box.volatile.deletion is None and not box.volatile.tag_lookups and all_seqs(driver) == before
     assert driver.delete(tag="t-*").deleted == 40
 
 
@@ -273,7 +273,7 @@ def test_a_delete_by_tag_is_exact_whatever_happens_meanwhile(seed: int) -> None:
     def disturb(step: int) -> None:
         live = set(all_seqs(driver))
         kind = rng.randrange(7)
-        if kind == 0 and live and box.deletion is not None and box.deletion.deleted is None:
+        if kind == 0 and live and box.volatile.deletion is not None and box.volatile.deletion.deleted is None:
             gone = BitMap64(rng.sample(sorted(live), min(len(live), rng.randint(1, 4))))
             change = box.plan_deletes(gone, SizedSeqs.of({}), driver.now_ms)
             driver.keep(driver.machine.upkeep(change))

@@ -80,7 +80,7 @@ def box_of(durability: str) -> Box:
     box = Box(
         name="b", generation=1, config=BoxConfig(durability=durability), created_ms=0, reserved_seq=1000
     )
-    box.reserved_durable_seq = 1000
+    box.volatile.reserved_durable_seq = 1000
     box.config_lsn = box.last_lsn = box.floor_lsn = BEFORE
     return box
 
@@ -113,7 +113,7 @@ def test_a_reply_goes_at_its_stage(answer: Answer, name: str, cell: str, moment:
 @CELLS
 def test_a_reply_waits_behind_a_write_that_waits_for_the_disk(answer: Answer, name: str, cell: str) -> None:
     stages, box = Stages(), box_of(name)
-    box.staged_durable_lsn = LSN
+    box.volatile.staged_durable_lsn = LSN
     stages.reach("logged")
     wait = stages.durability.wait_for(answer, box, LSN)
     assert wait == (NOTHING if cell == "box" else WAITS["durable" if cell == "logged" else cell])
@@ -147,22 +147,22 @@ def test_a_disk_write_waits_for_the_disk_above_its_ceiling_and_behind_an_earlier
     stages, box = Stages(), box_of("disk")
     append_to(box)
     if cause == "ceiling":
-        box.reserved_durable_seq = 0
+        box.volatile.reserved_durable_seq = 0
     else:
-        box.staged_durable_lsn = BEFORE + 1
+        box.volatile.staged_durable_lsn = BEFORE + 1
     assert stages.durability.show_append(box, LSN, 1, 1) is Stage.DURABLE
-    assert box.staged_durable_lsn == LSN and stages.reach("logged") == []
+    assert box.volatile.staged_durable_lsn == LSN and stages.reach("logged") == []
     assert stages.durability.durable(LSN) == ["b"]
 
 
 def test_reserved_seqs_are_usable_when_their_reservation_is_durable() -> None:
     stages, box = Stages(), box_of("disk")
-    box.reserved_durable_seq = 0
+    box.volatile.reserved_durable_seq = 0
     stages.durability.note_reservation(box, LSN)
     stages.reach("logged")
-    assert box.reserved_durable_seq == 0
+    assert box.volatile.reserved_durable_seq == 0
     stages.reach("durable")
-    assert box.reserved_durable_seq == box.reserved_seq
+    assert box.volatile.reserved_durable_seq == box.reserved_seq
 
 
 @pytest.mark.parametrize("is_on", [False, True])

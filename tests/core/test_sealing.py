@@ -455,10 +455,10 @@ def test_a_box_is_compacted_when_half_of_it_is_new_or_it_is_quiet() -> None:
     driver.append(*({"data": at, "tag": "t"} for at in range(10)))
     box = driver.machine.boxes["b"]
     assert plan_compaction(driver.machine, now_ms=driver.now_ms) is box
-    box.compacted_seq = 8
+    box.volatile.compacted_seq = 8
     assert plan_compaction(driver.machine, now_ms=driver.now_ms) is None
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box
-    box.compacted_seq = 10
+    box.volatile.compacted_seq = 10
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is None
     assert not driver.machine.compactable
     driver.append("x")
@@ -474,7 +474,7 @@ def test_a_box_whose_new_record_is_on_its_way_is_not_forgotten_by_compaction() -
     driver.append(*({"data": at, "tag": "t"} for at in range(4)))
     box = driver.machine.boxes["b"]
     driver.machine.handle(driver.write({"data": 4, "tag": "t"}), driver.now_ms)
-    box.compacted_seq = box.log.visible_seq  # compaction went by when only four could be seen
+    box.volatile.compacted_seq = box.log.visible_seq  # compaction went by when only four could be seen
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is None
     driver.machine.durable(driver.machine.lsn)
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box

@@ -129,7 +129,7 @@ class Shelf:
                 for at, tag in enumerate(batch.tag_list() or ())
                 if missing.match.accepts(tag)
             ]
-            machine.generations[segment.generation].found_tags[segment.serial, missing.match] = (
+            machine.generations[segment.generation].volatile.tag_lookups[segment.serial, missing.match] = (
                 [seq for seq, _ in tagged],
                 [size for _, size in tagged],
             )

@@ -14,6 +14,7 @@ box             one box: config, caps, TTL, idempotency keys, fence, reads
 log, holes      its positions: which seqs exist, are live, are visible; which were lost
 live_runs       walks live records within the limits of a reader
 pages           pages of reads and scans
+volatile        hints and work under way of a box, lost with the process
 idempotency_keys  keys of appends, oldest first
 tail, sealed    batches in memory whole; batches whose payload is in a segment
 tags, deletion  which records have a tag; a delete by tag, in steps

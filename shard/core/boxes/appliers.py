@@ -236,7 +236,7 @@ class BoxAppliers:
     def _apply_reserved(self, change: changes.SeqsReserved, lsn: int) -> None:
         box = self._context.generations[change.generation]
         box.reserved_seq = change.reserved_seq
-        box.reserved_durable_seq = min(box.reserved_durable_seq, change.reserved_seq)
+        box.volatile.reserved_durable_seq = min(box.volatile.reserved_durable_seq, change.reserved_seq)
         self._context.durability.note_reservation(box, lsn)
 
     def _apply_lost(self, change: changes.SeqsLost, lsn: int) -> None:

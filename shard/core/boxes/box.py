@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from shard.core.boxes.pages import Page, ScanRuns
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tags import Tags
+from shard.core.boxes.volatile import Volatile
 from shard.core.queues.move_lines import Line
 from shard.core.queues.queue import Queue, QueueCopy
 from shard.core.routers.copy_sources import Origin
@@ -58,21 +58,17 @@ def _shared(config: BoxConfig) -> BoxConfig:
 
 class Box:
     __slots__ = (
-        "compacted_seq",
         "config",
         "config_lsn",
         "created_ms",
-        "deletion",
         "emptied_ms",
         "fencing_token",
         "floor_lsn",
-        "found_tags",
         "generation",
         "groups",
         "keys",
         "last_append_ms",
         "last_lsn",
-        "last_read_ms",
         "last_serial",
         "log",
         "moves",
@@ -80,13 +76,10 @@ class Box:
         "origins",
         "outboxes",
         "queue",
-        "reserved_durable_seq",
-        "reserved_lsn",
         "reserved_seq",
-        "staged_durable_lsn",
         "stream",
         "tags",
-        "unsealed_since_ms",
+        "volatile",
     )
 
     def __init__(
@@ -99,11 +92,6 @@ class Box:
         self.log = Log()
         #: Of the unsealed batches; those of a segment are in its file.
         self.tags = Tags()
-        #: What was looked up in tag indexes of segments for a deletion that is about to be asked again:
-        #: (serial, match) -> (seqs, their bytes).
-        self.found_tags: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]] = {}
-        #: The deletion by tag that is under way.
-        self.deletion: Deletion | None = None
         #: The greatest number that a segment of this box was given.
         self.last_serial = 0
         self.queue = Queue() if config.type == "queue" else None
@@ -122,19 +110,11 @@ class Box:
         self.last_append_ms = created_ms
         #: Since when the box has had no live record; 0 while it has some.
         self.emptied_ms = created_ms
-        #: Records up to here were looked at by compaction; a hint when to look again.
-        self.compacted_seq = 0
-        #: About when the oldest unsealed batch was appended; a hint for sealing.
-        self.unsealed_since_ms = created_ms
-        self.reserved_durable_seq = 0
-        self.reserved_lsn = 0
         self.last_lsn = 0
         #: The last change that every read of the box shows: of a floor, the config, the fence.
         self.floor_lsn = 0
         self.config_lsn = 0
-        self.staged_durable_lsn = 0
-        # Recency is a hint for priorities. It is not logged and starts anew with the shard.
-        self.last_read_ms: int | None = None
+        self.volatile = Volatile(created_ms)
 
     def __repr__(self) -> str:
         return f"<Box {self.name} g{self.generation} {self.config.durability} {self.log!r}>"
@@ -294,10 +274,10 @@ class Box:
 
     def begin_deletion(self, command: DeleteRecords, match: Match) -> Deletion:
         """The deletion of this command, as far as it is; nobody else deletes by tag here meanwhile."""
-        if self.deletion is None or self.deletion.command is not command:
+        if self.volatile.deletion is None or self.volatile.deletion.command is not command:
             self.end_deletion()
-            self.deletion = Deletion(command, match, self.log.head_seq)
-        return self.deletion
+            self.volatile.deletion = Deletion(command, match, self.log.head_seq)
+        return self.volatile.deletion
 
     def new_line(self, dest: str, *, is_dead: bool, position: int = 0) -> Line:
         """A line of moves to another box, which it has none to yet."""
@@ -313,8 +293,8 @@ class Box:
 
     def end_deletion(self) -> None:
         """Drops what was found for a deletion by tag, which is done or given up."""
-        self.deletion = None
-        self.found_tags.clear()
+        self.volatile.deletion = None
+        self.volatile.tag_lookups.clear()
 
     def plan_deletes(self, seqs: BitMap64, sized: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
         """The deletion of those of `seqs` that are live. `sized` knows the bytes of the sealed ones."""
@@ -327,7 +307,7 @@ class Box:
         return priority.base(
             config.priority,
             is_automatic=config.auto_priority,
-            last_read_ms=self.last_read_ms,
+            last_read_ms=self.volatile.last_read_ms,
             now_ms=now_ms,
         )
 
@@ -427,7 +407,7 @@ class Box:
         batch, lost = change.batch, 0
         batch.lsn = lsn
         if not self.log.tail.records:
-            self.unsealed_since_ms = change.at_ms
+            self.volatile.unsealed_since_ms = change.at_ms
         self.log.append(batch)
         self.last_lsn = lsn
         self.last_append_ms = change.at_ms
@@ -490,7 +470,7 @@ class Box:
         self.last_serial = max(self.last_serial, change.serial)
         self.log.seal(segment)
         self.tags = Tags()
-        self.unsealed_since_ms = self.last_append_ms
+        self.volatile.unsealed_since_ms = self.last_append_ms
         return segment
 
     def replaced(self, change: changes.SegmentsReplaced) -> None:
@@ -505,13 +485,13 @@ class Box:
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
             # What an earlier time as a disk box reserved protects nothing until this change is durable.
-            self.reserved_durable_seq = 0
+            self.volatile.reserved_durable_seq = 0
 
     def rewound(self, now_ms: int, ms: int) -> None:
         """Time begins again at `now_ms`, earlier by `ms`: nothing here has happened later, and what is left
         of a lease or a delay stays the same. Records keep their times, and expire by them."""
         self.last_append_ms = min(self.last_append_ms, now_ms)
-        self.unsealed_since_ms = min(self.unsealed_since_ms, now_ms)
+        self.volatile.unsealed_since_ms = min(self.volatile.unsealed_since_ms, now_ms)
         self.emptied_ms = min(self.emptied_ms, now_ms)
         if self.keys:
             self.keys = Keys(key._replace(at_ms=min(key.at_ms, now_ms)) for key in self.keys.values())
@@ -603,7 +583,7 @@ class Box:
         """Takes over positions and all that is not a batch; batches come back one by one."""
         self.last_serial = facts.last_serial
         self.last_append_ms = facts.last_append_ms
-        self.unsealed_since_ms = facts.last_append_ms
+        self.volatile.unsealed_since_ms = facts.last_append_ms
         self.emptied_ms = facts.emptied_ms
         self.fencing_token = facts.fencing_token
         self.keys = Keys(Key(*entry) for entry in facts.keys)

@@ -37,13 +37,19 @@ LOOKUP_RECORDS = 200_000
 STEP_BATCHES, STEP_RECORDS, STEP_UNSEALED = 5_000, 50_000, 20_000
 
 
+class _TagLookups(Protocol):
+    tag_lookups: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]]
+
+
 class SearchedBox(Protocol):
-    """What a deletion by tag needs of its box."""
+    """The part of a box that a deletion by tag uses."""
 
     generation: int
     log: Log
     tags: Tags
-    found_tags: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]]
+
+    @property
+    def volatile(self) -> _TagLookups: ...
 
 
 class _Found(NamedTuple):
@@ -120,7 +126,7 @@ class Deletion:
             if some and records > LOOKUP_RECORDS:
                 break
             some.append(segment)
-        missing = [each for each in some if (each.serial, self.match) not in box.found_tags]
+        missing = [each for each in some if (each.serial, self.match) not in box.volatile.tag_lookups]
         if missing:
             raise TagsNotLoaded(missing, self.match)
         batches = matches = 0
@@ -134,7 +140,7 @@ class Deletion:
         return len(some) == len(segments)
 
     def _search(self, box: SearchedBox, segment: Segment) -> _Found:
-        seqs, sizes = box.found_tags.pop((segment.serial, self.match))
+        seqs, sizes = box.volatile.tag_lookups.pop((segment.serial, self.match))
         live = self._still_wanted(BitMap64(seqs), box)
         if not live:
             return _Found(segment.touched, live, array("Q"), 0)

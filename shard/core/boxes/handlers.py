@@ -97,7 +97,7 @@ class BoxHandlers:
     def _get_state(self, command: commands.GetState, now_ms: int, made: Made) -> Outcome:
         box = self._context.find_box(command.box, now_ms, made)
         if command.touch:
-            box.last_read_ms = now_ms
+            box.volatile.last_read_ms = now_ms
         log = box.log
         count, size = log.visible_totals()
         reply = commands.BoxState(
@@ -112,7 +112,7 @@ class BoxHandlers:
             config=box.config,
             effective_priority=box.effective_priority(now_ms),
             last_write_ts=log.visible_ts or None,
-            last_read_ts=box.last_read_ms,
+            last_read_ts=box.volatile.last_read_ms,
             fencing_token=box.fencing_token,
             queue=_queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
         )
@@ -226,7 +226,7 @@ class BoxHandlers:
 
     def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
         box = self._context.find_box(command.box, now_ms, made)
-        box.last_read_ms = now_ms
+        box.volatile.last_read_ms = now_ms
         rests_on = box.floor_lsn
         if command.group is not None:
             group = box.groups.require(command.group, box.name)
@@ -247,7 +247,7 @@ class BoxHandlers:
         page = page_for(box, command, context.durability.durable_lsn)
         if page is None:
             return Outcome(made, None)
-        box.last_read_ms = now_ms
+        box.volatile.last_read_ms = now_ms
         self._count_read(page)
         answer = Answer.STRONG_READ if command.strong else Answer.RECORDS
         return reply_after(context.durability.wait_for(answer, box, box.floor_lsn), made, page)

@@ -69,7 +69,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
     log.show(seq, last_ts)
     recount(log)
     box.keys = Keys(entry for entry in box.keys.values() if entry.last_seq <= seq)
-    box.unsealed_since_ms = box.last_append_ms
+    box.volatile.unsealed_since_ms = box.last_append_ms
     settle_rest(box)
 
 

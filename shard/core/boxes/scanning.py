@@ -25,7 +25,7 @@ class Scanning:
 
     def _scan(self, command: Scan, now_ms: int, made: Made) -> Outcome:
         box = self._context.find_box(command.box, now_ms, made)
-        box.last_read_ms = now_ms
+        box.volatile.last_read_ms = now_ms
         return self._context.answer(box, box.scan(command), made, box.floor_lsn)
 
     def _states(self, command: bulk.States, now_ms: int, made: Made) -> Outcome:

@@ -187,7 +187,7 @@ def _oldest_lsn(box: Box) -> int:
 
 
 def _since_ms(box: Box) -> int:
-    return box.unsealed_since_ms
+    return box.volatile.unsealed_since_ms
 
 
 def is_worth_a_file(box: Box) -> bool:

@@ -275,7 +275,7 @@ class Streams:
         reached = page.fill(box, start)
         if command.wait_ms and not page.parts and not page.is_full:
             return Outcome(made, None)
-        box.last_read_ms = now_ms
+        box.volatile.last_read_ms = now_ms
         reply = s2.StreamRecords(
             records=sequenced.SEPARATOR.join(page.parts),
             count=command.limit - page.left,
