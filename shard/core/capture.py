@@ -85,7 +85,7 @@ class Capture:
             self._queues.append((facts, jobs, []))
         assert not (self._with_batches and facts.unrendered), "rows of commits are rendered first"
         if self._with_batches and facts.batches:
-            self.tails[box.generation] = box.log.tail.copied()
+            self.tails[box.generation] = box.log.tail.copy()
         oldest_lsn = 0 if box.is_memory else box.log.tail.oldest_lsn
         if oldest_lsn:
             self._state.needs_lsn = min(self._state.needs_lsn, oldest_lsn)

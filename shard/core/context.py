@@ -21,14 +21,14 @@ from typing import Protocol, TypeVar
 from sortedcontainers import SortedDict
 
 from shard.core import changes, features
-from shard.core.boxes.box import RESERVE_SEQS, Box, stand_in
+from shard.core.boxes.box import RESERVE_SEQS, Box, placeholder
 from shard.core.boxes.key_expiry import KeyExpiry
-from shard.core.boxes.unsealed import Unsealed
+from shard.core.boxes.unsealed import UnsealedBoxes
 from shard.core.changes import Change
 from shard.core.durability import Answer, Durability, Stage
 from shard.core.kernel import DoesNotApply, Kernel
 from shard.core.limits.quota import Quota
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.transactions.unrendered import NotRendered
 from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError, Throttled
 from streams.protocol.messages import commands, forwards
@@ -81,12 +81,12 @@ class Context(Kernel):
         self.boxes_max = boxes_max
         self.quota = Quota(bytes_max) if bytes_max else None
         #: Stored boxes with batches that are not sealed.
-        self.unsealed = Unsealed()
+        self.unsealed_boxes = UnsealedBoxes()
         #: Those of them that have as much as a segment should.
         self.due: dict[int, Box] = {}
         self.due_records, self.due_bytes = due_records, due_bytes
         #: Boxes with new segments or new dead records: candidates for compaction.
-        self.dented: dict[int, Box] = {}
+        self.boxes_with_dead_records: dict[int, Box] = {}
         #: Boxes to which a segment has come: they may have one to spare for the cold store.
         self.movable: dict[int, Box] = {}
         #: Boxes with `compact: "tag"` that were written to since they were last looked at.
@@ -120,12 +120,12 @@ class Context(Kernel):
 
         self.on_change(kind, apply, validate_box)
 
-    def stage(self, change: Change, box: Box, made: Made) -> int:
+    def stage(self, change: Change, box: Box, entries: LogEntries) -> int:
         """Applies a change of `box` and notes it for the log, unless the box lives in memory alone."""
         if box.is_memory:
             self.apply(change, 0)
             return 0
-        return self.log(change, made)
+        return self.log(change, entries)
 
     def require(self, name: str) -> Box:
         box: Box | None = self.boxes.get(name)
@@ -135,19 +135,19 @@ class Context(Kernel):
             )
         return box
 
-    def find_box(self, name: str, now_ms: int, made: Made) -> Box:
+    def find_box(self, name: str, now_ms: int, entries: LogEntries) -> Box:
         """The box, with what has expired evicted."""
         box = self.require(name)
-        self.expire(box, now_ms, made)
+        self.expire(box, now_ms, entries)
         return box
 
-    def expire(self, box: Box, now_ms: int, made: Made) -> None:
+    def expire(self, box: Box, now_ms: int, entries: LogEntries) -> None:
         if box.stream is not None:
-            self.streams.expire(box, box.stream, now_ms, made)
+            self.streams.expire(box, box.stream, now_ms, entries)
         if box.config.ttl_ms:
             floor = box.floor_for_ttl(now_ms)
             if floor:
-                self.stage(box.plan_eviction(floor, "ttl", now_ms), box, made)
+                self.stage(box.plan_eviction(floor, "ttl", now_ms), box, entries)
 
     def idle_ms(self, box: Box) -> int | None:
         """When a disk box may give back what it has reserved."""
@@ -179,28 +179,28 @@ class Context(Kernel):
             heapq.heappop(self._deadlines)
         return None
 
-    def answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
+    def answer(self, box: Box, reply: Reply | StreamsError, entries: LogEntries, lsn: int) -> Outcome:
         """A reply that rests on records of this box, up to the change `lsn`."""
-        return reply_after(self.durability.wait_for(Answer.RECORDS, box, lsn), made, reply)
+        return reply_after(self.durability.wait_for(Answer.RECORDS, box, lsn), entries, reply)
 
-    def when_registered(self, reply: Reply | StreamsError, lsn: int, made: Made) -> Outcome:
+    def when_registered(self, reply: Reply | StreamsError, lsn: int, entries: LogEntries) -> Outcome:
         """A reply about a register (of routers, basins, access tokens), whose last change is `lsn`."""
-        return reply_after(self.durability.wait_for_register(lsn), made, reply)
+        return reply_after(self.durability.wait_for_register(lsn), entries, reply)
 
-    def nothing_yet(self, made: Made, not_before_ms: int = 0) -> Outcome:
+    def nothing_yet(self, entries: LogEntries, not_before_ms: int = 0) -> Outcome:
         """Nothing to answer yet."""
-        return Outcome(made, None, not_before_ms=not_before_ms)
+        return Outcome(entries, None, not_before_ms=not_before_ms)
 
-    def refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
+    def refuse(self, command: Command, error: StreamsError, entries: LogEntries) -> Outcome:
         """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
         box = self.boxes.get(getattr(command, "box", ""))
         if box is not None:
-            return self.answer(box, error, made, box.last_lsn)
-        return self.answer_absent(getattr(command, "box", ""), error, made)
+            return self.answer(box, error, entries, box.last_lsn)
+        return self.answer_absent(getattr(command, "box", ""), error, entries)
 
-    def answer_absent(self, name: str, reply: Reply | StreamsError, made: Made) -> Outcome:
+    def answer_absent(self, name: str, reply: Reply | StreamsError, entries: LogEntries) -> Outcome:
         """A reply that says of a box that it is not there."""
-        return reply_after(self.durability.wait_for_absence(name), made, reply)
+        return reply_after(self.durability.wait_for_absence(name), entries, reply)
 
     def require_room(self, account: str, size: int, now_ms: int, *, counts: bool = True) -> None:
         """Raises `Throttled` when `size` bytes more of live records would be too many, for the shard or for
@@ -256,7 +256,7 @@ class Context(Kernel):
                 f"box {command.box} does not exist and this write may not create it", box=command.box
             )
         created = self.plan_box(command.box, command.config, now_ms)
-        return created, stand_in(created)
+        return created, placeholder(created)
 
     def append_batch(
         self,
@@ -264,14 +264,14 @@ class Context(Kernel):
         box: Box,
         change: changes.BatchAppended,
         created: bool,
-        made: Made,
+        entries: LogEntries,
     ) -> Outcome:
         batch = change.batch
         last_seq = batch.last_seq
         if box.log.tail.has_unrendered and box.is_object:  # the store gets changes in order
             raise NotRendered(box.generation)
-        reserves = self.reserve(box, last_seq, made)
-        lsn = self.stage(change, box, made)
+        reserves = self.reserve(box, last_seq, entries)
+        lsn = self.stage(change, box, entries)
         if reserves:
             self.arm_timer(box)  # a tick gives back what it will not have used
         reply = commands.AppendResult(
@@ -281,21 +281,21 @@ class Context(Kernel):
             wakes: tuple[str, ...] = (box.name,)
             if box.outboxes and self.forwarding.note(box):
                 wakes = (box.name, forwards.RELAY)
-            return self.answer(box, reply, made, 0)._replace(wakes=wakes)
+            return self.answer(box, reply, entries, 0)._replace(wakes=wakes)
         stage = self.durability.show_append(box, lsn, last_seq, batch.last_ts)
-        return Outcome(made, reply, lsn, stage is not Stage.LOGGED, (), 0, (), stage is Stage.STORED)
+        return Outcome(entries, reply, lsn, stage is not Stage.LOGGED, (), 0, (), stage is Stage.STORED)
 
     @staticmethod
     def ceiling_above(seq: int) -> int:
         """Up to where a disk box reserves seqs that has used them up to `seq`."""
         return seq + RESERVE_SEQS
 
-    def reserve(self, box: Box, last_seq: int, made: Made) -> bool:
+    def reserve(self, box: Box, last_seq: int, entries: LogEntries) -> bool:
         """Reserves seqs of a disk box if a write up to `last_seq` asks for it. Ahead of the write, so that
         wherever the write is found after a crash, its ceiling is too."""
         if last_seq + RESERVE_SEQS // 2 <= box.reserved_seq or not box.is_disk:
             return False
-        self.log(changes.SeqsReserved(box.generation, self.ceiling_above(last_seq)), made)
+        self.log(changes.SeqsReserved(box.generation, self.ceiling_above(last_seq)), entries)
         return True
 
     def _on_shown(self, box: Box) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.changes import Change
-from shard.core.outcome import Made
+from shard.core.outcome import LogEntries
 from shard.core.routers.outbox import Outbox
 from shard.core.s2.stream import StreamState
 from shard.core.transactions.unrendered import UnrenderedRows
@@ -32,7 +32,7 @@ class BoxChanges(Protocol):
 
 
 class JobRestating(Protocol):
-    def restate(self, box: Box, made: Made) -> None: ...
+    def restate(self, box: Box, entries: LogEntries) -> None: ...
 
 
 class RecordMoving(Protocol):
@@ -66,7 +66,7 @@ class BasinRegistry(Protocol):
 
 
 class StreamExpiry(Protocol):
-    def expire(self, box: Box, state: StreamState, now_ms: int, made: Made) -> None: ...
+    def expire(self, box: Box, state: StreamState, now_ms: int, entries: LogEntries) -> None: ...
 
 
 class WatchSessions(Protocol):

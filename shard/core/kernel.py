@@ -61,7 +61,7 @@ from typing import TypeVar, cast
 
 from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded
 from shard.core.changes import Change, ShardState
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import LogEntries, Outcome
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.commands import Command
 
@@ -80,7 +80,7 @@ class Kernel:
         self.lsn = 0
         #: The time of the last change.
         self.last_ms = 0
-        self._handlers: dict[type[object], Callable[[object, int, Made], Outcome]] = {}
+        self._handlers: dict[type[object], Callable[[object, int, LogEntries], Outcome]] = {}
         self._appliers: dict[type[object], Callable[[object, int], None]] = {}
         self._validators: dict[type[object], Callable[[object], None]] = {}
         #: Called with every change, before and after it is applied. Mostly empty: appends pay for each.
@@ -91,10 +91,12 @@ class Kernel:
 
     # -- registration
 
-    def on_command(self, kind: type[AnyCommand], handle: Callable[[AnyCommand, int, Made], Outcome]) -> None:
+    def on_command(
+        self, kind: type[AnyCommand], handle: Callable[[AnyCommand, int, LogEntries], Outcome]
+    ) -> None:
         """Registers the handler of a kind of command."""
         assert kind not in self._handlers, "REGISTERED"
-        self._handlers[kind] = cast(Callable[[object, int, Made], Outcome], handle)
+        self._handlers[kind] = cast(Callable[[object, int, LogEntries], Outcome], handle)
 
     def on_change(
         self,
@@ -139,26 +141,26 @@ class Kernel:
     # -- commands
 
     def handle(self, command: Command, now_ms: int) -> Outcome:
-        made: Made = []
+        entries: LogEntries = []
         try:
-            return self._handlers[type(command)](command, now_ms, made)
+            return self._handlers[type(command)](command, now_ms, entries)
         # Drop tracebacks: they would keep every frame that the exception passed, and what it looked at.
         except (NotLoaded, TagsNotLoaded) as missing:
-            return Outcome(made, None, needs=(missing.with_traceback(None),))
+            return Outcome(entries, None, needs=(missing.with_traceback(None),))
         except StreamsError as error:
-            return self.refuse(command, error.with_traceback(None), made)
+            return self.refuse(command, error.with_traceback(None), entries)
 
-    def refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
+    def refuse(self, command: Command, error: StreamsError, entries: LogEntries) -> Outcome:
         """Turns an error of a handler into an outcome."""
-        return Outcome(made, error)
+        return Outcome(entries, error)
 
     # -- changes
 
-    def log(self, change: Change, made: Made) -> int:
+    def log(self, change: Change, entries: LogEntries) -> int:
         """Applies a change and notes it for the log. Returns its lsn."""
         lsn = self.lsn + 1
         self.apply(change, lsn)
-        made.append((lsn, change))
+        entries.append((lsn, change))
         return lsn
 
     def apply(self, change: Change, lsn: int) -> None:

@@ -34,7 +34,7 @@ from shard.core.changes import SegmentFacts, ShardState
 from shard.core.context import Context
 from shard.core.limits.usage import Usage
 from shard.core.objects.replication import Uploading
-from shard.core.outcome import Made as Made
+from shard.core.outcome import LogEntries as LogEntries
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queues.jobs import Jobs
@@ -178,7 +178,7 @@ class Machine(Context):
         return soonest
 
     def tick(self, now_ms: int) -> Outcome:
-        made: Made = []
+        entries: LogEntries = []
         woken: list[str] = []
         needs: list[Missing] = []
         jobs_back = 0
@@ -187,7 +187,7 @@ class Machine(Context):
             if box is None:
                 break
             try:
-                self.expire(box, now_ms, made)
+                self.expire(box, now_ms, entries)
             except NotLoaded as missing:
                 needs.append(missing.with_traceback(None))
                 self.arm_timer_at(box, now_ms + FETCH_MS)
@@ -198,25 +198,25 @@ class Machine(Context):
             jobs_back += back
             idle_at = self.idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
-                self.log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
+                self.log(changes.SeqsReserved(box.generation, box.log.head_seq), entries)
             gone_at = box.gone_ms()
             if gone_at is not None and gone_at <= now_ms:
-                self.log(changes.BoxDeleted(box.generation), made)
+                self.log(changes.BoxDeleted(box.generation), entries)
                 woken.append(box.name)
             else:
                 self.arm_timer(box)
             if jobs_back >= ADVANCE_MAX:  # more may be due at once; others come first
                 break
         self.keys_kept -= self.key_expiry.step(self.generations, now_ms, self.on_keys_dropped)
-        self._committing.tick(now_ms, made)
+        self._committing.tick(now_ms, entries)
         if self.forwarding.outboxes.retry(now_ms):
             woken.append(forwards.RELAY)
-        return Outcome(made, None, wakes=tuple(woken), needs=tuple(needs))
+        return Outcome(entries, None, wakes=tuple(woken), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> Outcome:
         """Begins a life of the shard, after recovery: settles what the last one left open. `boot_id` names
         the page cache, and `cache_survived` is False if it may be another in spite of the name."""
-        made: Made = []
+        entries: LogEntries = []
         if not self.stopped_clean and (self.boot_id != boot_id or not cache_survived):
             # The page cache is gone. Records of disk boxes that were acked but not yet synced may be
             # gone, and their seqs must not be given to others. After a mere process death they are not
@@ -224,8 +224,8 @@ class Machine(Context):
             for box in list(self.boxes.values()):
                 if box.is_disk and box.reserved_seq > box.log.head_seq:
                     lost = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
-                    self.stage(lost, box, made)
-        self.log(changes.ShardStarted(boot_id, now_ms, max(0, self.last_ms - now_ms)), made)
+                    self.stage(lost, box, entries)
+        self.log(changes.ShardStarted(boot_id, now_ms, max(0, self.last_ms - now_ms)), entries)
         self.tally = TallyReport()
         for box in self.boxes.values():
             self.arm_timer(box)
@@ -235,28 +235,28 @@ class Machine(Context):
         self.routers.lsn = self.forwarding.ties_lsn = self.lsn
         self.forwarding.outboxes.shard_life = self.lsn
         self.uploading.start()
-        return Outcome(made, None, self.lsn, True)
+        return Outcome(entries, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
         """Ends a life of the shard in order."""
-        made: Made = []
+        entries: LogEntries = []
         for box in self.boxes.values():
             if box.queue is not None and box.queue.jobs and not (box.is_memory or box.config.leases_durable):
-                self.jobs.restate(box, made)
-        self.log(changes.ShardStopped(now_ms), made)
-        return Outcome(made, None, self.lsn, True)
+                self.jobs.restate(box, entries)
+        self.log(changes.ShardStopped(now_ms), entries)
+        return Outcome(entries, None, self.lsn, True)
 
     def rest(self, now_ms: int) -> Outcome:
         """Gives the next snapshot another lsn than the last one has, when nothing else does."""
-        made: Made = []
-        self.log(changes.ShardRested(now_ms), made)
-        return Outcome(made, None)
+        entries: LogEntries = []
+        self.log(changes.ShardRested(now_ms), entries)
+        return Outcome(entries, None)
 
     def upkeep(self, change: changes.UpkeepChange) -> Outcome:
         """Makes a change that background work has come to. Of a box in memory the log is told nothing."""
-        made: Made = []
-        self.stage(change, self.generations[change.generation], made)
-        return Outcome(made, None)
+        entries: LogEntries = []
+        self.stage(change, self.generations[change.generation], entries)
+        return Outcome(entries, None)
 
     def give_up(self, command: Command) -> None:
         """Drops what was found for a command that is answered with an error, and not handled again."""
@@ -266,27 +266,27 @@ class Machine(Context):
 
     def let_moves_go(self, now_ms: int) -> Outcome:
         """Ends a hold of moves (`queues/record_moves.py`)."""
-        made: Made = []
-        freed = self.moves.let_go(now_ms, made)
-        return Outcome(made, None, wakes=(forwards.RELAY, *freed))
+        entries: LogEntries = []
+        freed = self.moves.let_go(now_ms, entries)
+        return Outcome(entries, None, wakes=(forwards.RELAY, *freed))
 
     def keep_held(self, pinned_lsn: int) -> Outcome | None:
         """Logs a chunk that is held for a transaction again, so that the log up to `pinned_lsn` is not needed
         for it. None when there is nothing to do."""
-        made: Made = []
+        entries: LogEntries = []
         kept = self.txns.to_keep(pinned_lsn)
         if kept is None:
             return None
-        self.log(kept, made)
-        return Outcome(made, None)
+        self.log(kept, entries)
+        return Outcome(entries, None)
 
     def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], chunks: int = 0) -> Outcome:
         """Logs batches of a commit that were rendered; with `chunks`, that so many chunks are done with."""
-        made: Made = []
-        self._committing.keep_rendered(commit, batches, made)
+        entries: LogEntries = []
+        self._committing.keep_rendered(commit, batches, entries)
         if chunks:
-            self._committing.end_step(commit, chunks, made)
-        return Outcome(made, None)
+            self._committing.end_step(commit, chunks, entries)
+        return Outcome(entries, None)
 
     # -- helpers of handlers, those of other features included
 
@@ -321,7 +321,7 @@ class Machine(Context):
             box.rewound(now_ms, ms)
             self.key_expiry.watch(box)
             self.arm_timer(box)
-        self.unsealed.rewound()
+        self.unsealed_boxes.rewound()
 
     def _begin_anew(self, old: Box, at_ms: int) -> None:
         """A memory box after a restart: the same name and config, nothing in it, another generation."""
@@ -460,9 +460,9 @@ class Machine(Context):
         self.key_expiry.check(self.boxes.values())
         assert self.logged_lsn <= self.lsn, "LSN"
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
-        assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"
-        self.unsealed.check()
-        for candidates in (self.due, self.dented, self.movable, self.compactable):
+        assert {box.generation for box in stored} == set(self.unsealed_boxes), "UNSEALED"
+        self.unsealed_boxes.check()
+        for candidates in (self.due, self.boxes_with_dead_records, self.movable, self.compactable):
             assert all(self.generations.get(each) is box for each, box in candidates.items()), "UPKEEP"
         assert all(box.generation <= self.last_generation for box in self.boxes.values()), "GENERATIONS"
 

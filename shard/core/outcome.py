@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded, Unfinished
+from shard.core.boxes.sealed import NeedsAnotherStep, NotLoaded, TagsNotLoaded
 from shard.core.changes import Change
 from shard.core.durability import Wait
 from shard.core.transactions.chunks import ChunksNotLoaded
@@ -12,12 +12,12 @@ from streams.protocol.errors import StreamsError
 from streams.protocol.messages.commands import Reply
 
 #: Changes in the order in which they were applied, each with its lsn.
-Made = list[tuple[int, Change]]
+LogEntries = list[tuple[int, Change]]
 
 
 #: What a command needs before it can go on: something that is not in memory, to be fetched from a segment, or
 #: only another turn.
-Missing = NotLoaded | TagsNotLoaded | ChunksNotLoaded | Unfinished
+Missing = NotLoaded | TagsNotLoaded | ChunksNotLoaded | NeedsAnotherStep
 
 
 class Outcome(NamedTuple):
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     `waits_for_lsn` need not be in the log when the reply goes if it has `afterthoughts`.
     """
 
-    changes: Made
+    changes: LogEntries
     reply: Reply | StreamsError | None
     waits_for_lsn: int = 0
     until_durable: bool = False
@@ -42,7 +42,9 @@ class Outcome(NamedTuple):
     afterthoughts: bool = False
 
 
-def reply_after(wait: Wait, made: Made, reply: Reply | StreamsError, wakes: tuple[str, ...] = ()) -> Outcome:
+def reply_after(
+    wait: Wait, entries: LogEntries, reply: Reply | StreamsError, wakes: tuple[str, ...] = ()
+) -> Outcome:
     """A reply that goes when `durability.py` says that it may."""
     lsn, until_durable, until_uploaded = wait
-    return Outcome(made, reply, lsn, until_durable, wakes, 0, (), until_uploaded)
+    return Outcome(entries, reply, lsn, until_durable, wakes, 0, (), until_uploaded)

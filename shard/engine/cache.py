@@ -25,7 +25,7 @@ class PayloadCache:
 
     def add(self, segment: Segment, at: int, batch: Batch) -> None:
         """Load a payload, unless the segment has it already."""
-        if segment.loaded(at) is None:
+        if segment.cached_payload(at) is None:
             segment.load(at, batch)
             self.count(segment, at, batch)
 

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from shard.core.boxes.sealed import NotLoaded, Segment, Unfinished
+from shard.core.boxes.sealed import NotLoaded, Segment, NeedsAnotherStep
 from shard.core.changes import TxnHeld
 from shard.core.machine import Machine, Missing
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded
@@ -56,7 +56,7 @@ OnFetched = Callable[[StreamsError | None, FetchedPayloads], None]
 
 def is_in_cold_store(missing: Missing) -> bool:
     """Return True if the data must be read from the cold store."""
-    if isinstance(missing, Unfinished):
+    if isinstance(missing, NeedsAnotherStep):
         return False
     if isinstance(missing, ChunksNotLoaded | NotRendered):
         return False
@@ -112,7 +112,7 @@ class Fetcher:
     def fetch(self, missing: Missing, bytes_max: int, on_fetched: OnFetched) -> None:
         """Fetch missing data, and call `on_fetched` in this thread with the payloads or the error. For work
         that is merely unfinished it is called after the other tasks of the event loop."""
-        if isinstance(missing, Unfinished):
+        if isinstance(missing, NeedsAnotherStep):
             self._post(on_fetched, None, [])
             return
         if isinstance(missing, NotRendered):

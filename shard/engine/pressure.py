@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import trio
 
-from shard.core.boxes.unsealed import Unsealed
+from shard.core.boxes.unsealed import UnsealedBoxes
 from shard.engine.committer import Committer
 from shard.engine.disk_space import MEASURE_S, MEASURE_SHORT_S, DiskSpace, Level
 from shard.engine.fetcher import Fetcher
@@ -33,7 +33,7 @@ _URGENT_FACTOR = 1.5
 
 
 class Backpressure:
-    def __init__(self, committer: Committer, unsealed_batches: Unsealed, cache_bytes: int) -> None:
+    def __init__(self, committer: Committer, unsealed_batches: UnsealedBoxes, cache_bytes: int) -> None:
         self._committer = committer
         self._unsealed_batches = unsealed_batches
         self._unsealed_bytes_max = _UNSEALED_FACTOR * cache_bytes

@@ -42,7 +42,7 @@ from shard.core.boxes.upkeep import (
     plan_rewrite,
     plan_seal,
 )
-from shard.core.machine import Machine, LogEntries, Outcome
+from shard.core.machine import LogEntries, Machine, Outcome
 from shard.engine.cache import PayloadCache
 from shard.engine.compaction import copy_input, find_superseded
 from shard.storage.faults import Faults
@@ -321,7 +321,11 @@ class Upkeep:
         source = copy_input(box, durable_lsn=self._machine.durable_lsn)
         before, box.volatile.compacted_seq = (
             box.volatile.compacted_seq,
-            max((source.tail[-1].last_seq if source.tail else 0), box.log.sealed_seq, box.volatile.compacted_seq),
+            max(
+                (source.tail[-1].last_seq if source.tail else 0),
+                box.log.sealed_seq,
+                box.volatile.compacted_seq,
+            ),
         )
         chunks = find_superseded(source, self._store)
         while True:

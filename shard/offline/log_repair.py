@@ -240,12 +240,12 @@ class LogRepair:
             box = self._require(change.generation)
             self._lose_unrendered_before(box, change.batch.first_seq)
             is_new = change.batch.first_seq > box.log.head_seq  # from a transaction with a missing frame
-            if is_new or (box.is_memory and not box.log.awaited):  # or it was about to be stored: see below
+            if is_new or (box.is_memory and not box.log.records_awaited):  # or it was about to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
                 return BatchAppended(change.generation, change.batch, box.last_append_ms)
         elif isinstance(change, changes.BoxConfigured):
             box = self._require(change.generation)
-            if box.log.awaited:  # its memory records were stored, and some of the frames are damaged
+            if box.log.records_awaited:  # its memory records were stored, and some of the frames are damaged
                 self._lose(box, find_uncovered(box), "a frame of the log is damaged")
                 offline_edits.recount(box.log)
         elif isinstance(change, changes.SeqsLost):
@@ -280,7 +280,7 @@ class LogRepair:
     def _lose_unrendered(self) -> None:
         """Lose all rows that are not rendered yet: their chunks are damaged."""
         for box in self.machine.boxes.values():
-            for rows in box.log.tail.unrendered():
+            for rows in box.log.tail.unrendered_rows():
                 self._lose(box, [(rows.first_seq, rows.last_seq)], "rows of a transaction are damaged")
                 box.log.tail.remove(rows)
                 offline_edits.recount(box.log)

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from shard.core.boxes.box import Box
-from shard.core.boxes.offline_edits import fitted
+from shard.core.boxes.offline_edits import fit_change
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
 from shard.offline.payload_loading import load_missing
@@ -164,7 +164,7 @@ class ObjectRestoreJob(RestoreJob):
 
         def fit(change: Change, box: Box) -> Change:
             store = self._stores[self._slots[slot_of(box.name)]]
-            return load_missing(store, lambda: fitted(change, box))
+            return load_missing(store, lambda: fit_change(change, box))
 
         _, object_count, left_out = replay(
             machine, base_lsn, self._fetch_logs(chain.objects.name.root, names), fit

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import trio
 
-from shard.core.boxes.box_statistics import BoxRates, Census
+from shard.core.boxes.box_statistics import BoxRates, BoxStatistics
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
 from shard.engine.timekeeper import Timekeeper
@@ -66,7 +66,7 @@ class Reporter:
             self._request_event = trio.Event()
             waiting, self._waiting = self._waiting, []
             now_ms = self._timekeeper.now_ms()
-            census = Census(self._machine, self._rows_max, now_ms=now_ms, rates=self._rates)
+            census = BoxStatistics(self._machine, self._rows_max, now_ms=now_ms, rates=self._rates)
             while census.step(_STEP_BOXES):
                 await trio.lowlevel.checkpoint()
             report = self._report(census, await self._key_use())
@@ -82,7 +82,7 @@ class Reporter:
                 await trio.lowlevel.checkpoint()
         return use_by_key
 
-    def _report(self, census: Census, key_use: dict[str, Use]) -> ShardReport:
+    def _report(self, census: BoxStatistics, key_use: dict[str, Use]) -> ShardReport:
         machine, engine = self._machine, self._engine
         commit_statistics = engine.statistics()
         return ShardReport(
@@ -112,7 +112,7 @@ class Reporter:
             watch_sessions=len(machine.sessions),
             waiting_reads=len(engine.delivery.reads.waiting),
             waiting_claims=len(engine.delivery.claims.waiting),
-            unsealed_bytes=machine.unsealed.bytes,
+            unsealed_bytes=machine.unsealed_boxes.bytes,
             cache_bytes=engine.cache_bytes,
             idempotency_keys=machine.keys_kept,
             clock_ahead_s=self._timekeeper.behind_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.core.boxes.box_statistics import WINDOW_MS, BoxRates, Census
+from shard.core.boxes.box_statistics import WINDOW_MS, BoxRates, BoxStatistics
 from streams.protocol.messages import commands, queues
 from tests.support.carrying import tie
 from tests.support.machines import Driver
@@ -17,8 +17,8 @@ def driver() -> Driver:
     return driver
 
 
-def counted(driver: Driver, *, step: int, rows_max: int, rates: BoxRates | None = None) -> Census:
-    census = Census(driver.machine, rows_max, now_ms=driver.now_ms, rates=rates or BoxRates())
+def counted(driver: Driver, *, step: int, rows_max: int, rates: BoxRates | None = None) -> BoxStatistics:
+    census = BoxStatistics(driver.machine, rows_max, now_ms=driver.now_ms, rates=rates or BoxRates())
     while census.step(step):
         pass
     return census
@@ -108,7 +108,7 @@ def test_a_box_with_many_groups_ends_the_step(driver: Driver) -> None:
         driver.put(name)
     for at in range(100):
         driver.do(queues.CommitGroup("a", f"group-{at}", 0))
-    census = Census(driver.machine, 10, now_ms=0, rates=BoxRates())
+    census = BoxStatistics(driver.machine, 10, now_ms=0, rates=BoxRates())
     assert census.step(2)
     assert sum(census.totals.boxes.values()) == 1
 
@@ -116,7 +116,7 @@ def test_a_box_with_many_groups_ends_the_step(driver: Driver) -> None:
 def test_a_box_that_comes_or_goes_meanwhile_is_counted_once_at_most(driver: Driver) -> None:
     for name in ("a", "b", "c"):
         driver.put(name)
-    census = Census(driver.machine, 10, now_ms=driver.now_ms, rates=BoxRates())
+    census = BoxStatistics(driver.machine, 10, now_ms=driver.now_ms, rates=BoxRates())
     assert census.step(1)
     driver.do(commands.DeleteBox("a"))
     driver.do(commands.DeleteBox("c"))

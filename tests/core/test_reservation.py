@@ -25,7 +25,7 @@ def driver() -> Driver:
 
 def reserved(driver: Driver, box: str = "b") -> tuple[int, int]:
     found = driver.machine.boxes[box]
-    return found.reserved_seq, found.reserved_durable_seq
+    return found.reserved_seq, found.volatile.reserved_durable_seq
 
 
 def test_seqs_are_reserved_ahead_and_count_only_when_durable(driver: Driver) -> None:

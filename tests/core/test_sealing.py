@@ -307,7 +307,7 @@ def test_queues_of_unsealed_boxes_do_not_grow_with_boxes_that_have_left() -> Non
     for number in range(3_000):
         driver.append("x", box=f"box-{number}")
         driver.ask(commands.DeleteBox(f"box-{number}"))
-    assert len(driver.machine.unsealed._by_lsn._heap) <= 1_025
+    assert len(driver.machine.unsealed_boxes._by_lsn._heap) <= 1_025
     driver.machine.check()
 
 
@@ -534,7 +534,7 @@ def test_a_stored_box_can_go_to_memory_and_is_empty_after_a_restart() -> None:
     driver.do(driver.write("staged"))
     driver.do(commands.PutBox("b", machines.patch(durability="memory")))
     driver.do(driver.write("in memory"))
-    assert driver.seqs() == [1, 2] and not driver.machine.unsealed
+    assert driver.seqs() == [1, 2] and not driver.machine.unsealed_boxes
     again = driver.reborn()
     again.start("boot")
     assert again.state().head_seq == 0 and again.state().config.durability == "memory"
@@ -690,7 +690,7 @@ def test_a_restart_leaves_no_work_to_do_for_boxes_that_begin_anew() -> None:
     driver.put(durability="memory")
     driver.start("another life")
     machine = driver.machine
-    assert machine.due == machine.dented == machine.movable == machine.compactable == {}
+    assert machine.due == machine.boxes_with_dead_records == machine.movable == machine.compactable == {}
 
 
 def test_a_look_for_work_ends_after_so_many_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -703,7 +703,7 @@ def test_a_look_for_work_ends_after_so_many_boxes(monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         assert plan_rewrite(driver.machine, POLICY) is None
         assert plan_move(driver.machine, HotPolicy(4, 0)) is None
-    assert driver.machine.dented == driver.machine.movable == {}
+    assert driver.machine.boxes_with_dead_records == driver.machine.movable == {}
 
 
 def test_a_due_box_that_is_still_on_its_way_to_the_disk_is_not_in_the_way_of_others() -> None:
@@ -772,7 +772,7 @@ def test_what_a_command_needs_or_is_refused_with_holds_on_to_nothing_else(driver
 def test_a_segment_whose_payloads_are_forgotten_has_no_room_left_for_them(driver: Driver) -> None:
     (segment,) = driver.machine.segments()
     driver.read(0)
-    assert sys.getsizeof(segment._loaded) > sys.getsizeof({})
+    assert sys.getsizeof(segment._payloads) > sys.getsizeof({})
     driver.forget()
-    assert sys.getsizeof(segment._loaded) == sys.getsizeof({})
-    assert sys.getsizeof(segment._used) == sys.getsizeof(set())
+    assert sys.getsizeof(segment._payloads) == sys.getsizeof({})
+    assert sys.getsizeof(segment._recently_used) == sys.getsizeof(set())

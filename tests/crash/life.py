@@ -33,7 +33,7 @@ from shard.core.boxes.sealed import SealedBatch, Span
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.capture import Capture
 from shard.core.changes import RecordsEvicted, SeqsReserved
-from shard.core.machine import Machine, Made, Missing, Outcome
+from shard.core.machine import LogEntries, Machine, Missing, Outcome
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.engine.cache import PayloadCache
 from shard.engine.fetcher import FetchedPayloads, Fetcher
@@ -246,7 +246,7 @@ class Life:
 
     def _handle(self, command: commands.Command, now_ms: int) -> Outcome:
         """Again and again, until the machine has all that it needs from segments."""
-        made: Made = []
+        made: LogEntries = []
         held: FetchedPayloads = []
         while True:
             self.cache.add_all(held)
@@ -535,7 +535,7 @@ def payload_of(span: Span, store: SegmentStore) -> Batch:
         return span.payload
     # Without a note that it was used: a machine that goes on must not know that it was looked at.
     segment, at = span._segment, span._at
-    return segment.loaded(at) or store.read(Name.of(segment), at, bytes_max=1)[0]
+    return segment.cached_payload(at) or store.read(Name.of(segment), at, bytes_max=1)[0]
 
 
 def columns(datas: Iterable[dict[str, object]]) -> Columns:

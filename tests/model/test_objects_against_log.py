@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.core.boxes.box import Box
-from shard.core.boxes.offline_edits import fitted
+from shard.core.boxes.offline_edits import fit_change
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, ShardState
 from shard.core.machine import Machine
@@ -97,7 +97,7 @@ class Store:
 def fit(change: Change, box: Box) -> Change:
     while True:
         try:
-            return fitted(change, box)
+            return fit_change(change, box)
         except NotLoaded as missing:
             segment = missing.segment
             for at in range(segment.front, len(segment)):

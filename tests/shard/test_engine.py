@@ -258,7 +258,7 @@ async def test_the_cache_stays_within_its_bound_however_much_is_read(open_desk: 
                 batch.bytes_in_memory
                 for segment in desk.segments()
                 for at in range(len(segment))
-                if (batch := segment.loaded(at)) is not None
+                if (batch := segment.cached_payload(at)) is not None
             )
             assert loaded == cache.bytes <= cache_bytes
         assert read == list(range(1, 1001))
@@ -421,7 +421,7 @@ async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caug
     async with open_desk(cache_bytes=20_000, seal=seal) as desk:
         await desk.put()
         desk.store.writing.shut()
-        while desk.machine.unsealed.bytes <= factor * 20_000:
+        while desk.machine.unsealed_boxes.bytes <= factor * 20_000:
             await desk.engine.backpressure.wait(is_urgent=is_urgent)
             await desk.append("x" * 1_000)
         assert desk.engine.backpressure.exceeds()
@@ -564,7 +564,7 @@ async def test_upkeep_that_meets_damage_leaves_the_box_alone_and_goes_on(open_de
         for box in ("b", "whole"):
             await desk.ask(commands.DeleteRecords(box, match=commands.Match("1")))
         await desk.until(lambda: desk.segments("whole")[0].serial == 2)
-        await desk.until(lambda: desk.machine.dented == {})
+        await desk.until(lambda: desk.machine.boxes_with_dead_records == {})
         assert desk.segments("b")[0].serial == 1
         assert seqs_of(await desk.read(0, box="whole")) == [1, 3, 5]
         assert isinstance(await desk.ask(commands.Diff(box="b")), DataDamaged)

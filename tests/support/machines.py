@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, settings
 
 from shard.core import changes
 from shard.core.boxes.box import Box
-from shard.core.boxes.sealed import NotLoaded, Segment, Span, TagsNotLoaded, Unfinished
+from shard.core.boxes.sealed import NeedsAnotherStep, NotLoaded, Segment, Span, TagsNotLoaded
 from shard.core.boxes.upkeep import SealPolicy, plan_rewrite
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
-from shard.core.machine import Machine, Made, Missing, Outcome
+from shard.core.machine import LogEntries, Machine, Missing, Outcome
 from shard.core.transactions.chunks import ChunksNotLoaded
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.recovery.commit_renderer import render_chunks
@@ -115,7 +115,7 @@ class Shelf:
                 segment.load(at, self.read(segment, at))
 
     def load(self, missing: Missing, machine: Machine) -> None:
-        if isinstance(missing, Unfinished):
+        if isinstance(missing, NeedsAnotherStep):
             return
         if isinstance(missing, NotLoaded):
             self.load_all(machine, missing.segment.generation)
@@ -181,7 +181,7 @@ class Driver:
                     SHELF.load(missing, self.machine)
         raise AssertionError("a command never has what it needs")
 
-    def read_chunk(self, lsn: int, made: Made) -> changes.TxnHeld:
+    def read_chunk(self, lsn: int, made: LogEntries) -> changes.TxnHeld:
         """A chunk, from the log or from what is to be logged."""
         fresh = dict(made)
         change = fresh[lsn] if lsn in fresh else decoded(self.log[lsn - 1])
@@ -453,7 +453,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "floors": (log.earliest_seq, log.cap_floor, log.ttl_floor),
             "times": (log.last_ts, log.evicted_ts),
             "totals": (log.count, log.bytes),
-            "holes": [(hole.first_seq, hole.last_seq, hole.missed) for hole in log.holes],
+            "holes": [(hole.first_seq, hole.last_seq, hole.missed_count) for hole in log.holes],
             "origins": list(box.origins.items()),
             "live": live_texts(machine, name),
             "groups": box.groups.facts(),

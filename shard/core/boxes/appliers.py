@@ -60,7 +60,7 @@ class BoxAppliers:
     def _apply_configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
-        bytes_before = context.unsealed.bytes_of(box)
+        bytes_before = context.unsealed_boxes.bytes_of(box)
         box.configured(change, lsn)
         context.key_expiry.watch(box)  # the window may be shorter now
         if change.reserved_seq:
@@ -95,7 +95,7 @@ class BoxAppliers:
         context.forget_timer(change.generation)
         context.keys_kept -= len(box.keys)
         context.key_expiry.forget(change.generation)
-        context.unsealed.forget(box)
+        context.unsealed_boxes.forget(box)
         self.leave_alone(change.generation)
         context.forwarding.box_deleted(box, lsn)
         context.moves.close(box)
@@ -109,7 +109,7 @@ class BoxAppliers:
         context = self._context
         for waiting in (
             context.due,
-            context.dented,
+            context.boxes_with_dead_records,
             context.compactable,
             context.movable,
         ):
@@ -120,7 +120,7 @@ class BoxAppliers:
         box = context.generations[change.generation]
         keys = len(box.keys)
         was_empty = box.log.count == 0
-        bytes_before = context.unsealed.bytes_of(box)
+        bytes_before = context.unsealed_boxes.bytes_of(box)
         tally = context.tally
         tally.records_evicted += box.appended(change, lsn)
         tally.appends += 1
@@ -145,7 +145,7 @@ class BoxAppliers:
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
-        bytes_before = context.unsealed.bytes_of(box)
+        bytes_before = context.unsealed_boxes.bytes_of(box)
         context.tally.records_evicted += box.evicted(change, lsn)
         self.note_unsealed(box, bytes_before)
         self.note_dented(box)
@@ -159,7 +159,7 @@ class BoxAppliers:
     def records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
-        bytes_before = context.unsealed.bytes_of(box)
+        bytes_before = context.unsealed_boxes.bytes_of(box)
         context.tally.records_deleted += box.deleted(change, lsn)
         self.note_unsealed(box, bytes_before)
         self.note_dented(box)
@@ -175,7 +175,7 @@ class BoxAppliers:
     def note_unsealed(self, box: Box, bytes_before: int) -> None:
         """Keeps count of the unsealed batches; those of this box cost `bytes_before` until now."""
         context = self._context
-        context.unsealed.note(box, bytes_before)
+        context.unsealed_boxes.note(box, bytes_before)
         tail = box.log.tail
         if (
             tail.records >= context.due_records or tail.held_bytes >= context.due_bytes
@@ -185,7 +185,7 @@ class BoxAppliers:
     def _apply_sealed(self, change: changes.SegmentSealed, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
-        bytes_before = context.unsealed.bytes_of(box)
+        bytes_before = context.unsealed_boxes.bytes_of(box)
         box.sealed(change)
         context.due.pop(box.generation, None)
         self.note_unsealed(box, bytes_before)
@@ -198,7 +198,7 @@ class BoxAppliers:
 
     def note_dented(self, box: Box) -> None:
         if box.log.segments:
-            self._context.dented[box.generation] = box
+            self._context.boxes_with_dead_records[box.generation] = box
 
     def _apply_replaced(self, change: changes.SegmentsReplaced, lsn: int) -> None:
         self._context.generations[change.generation].replaced(change)
@@ -216,7 +216,7 @@ class BoxAppliers:
         rows = None if at is None else box.log.tail.batches[at]
         if at is not None and isinstance(rows, UnrenderedRows):
             change.batch.lsn = lsn
-            bytes_before = context.unsealed.bytes_of(box)
+            bytes_before = context.unsealed_boxes.bytes_of(box)
             box.log.render(at, change.batch)
             self.note_unsealed(box, bytes_before)
             context.txns.rendered(rows, lsn)

@@ -51,7 +51,7 @@ APPEND_KEYS_MAX = 64
 
 
 @lru_cache(maxsize=1024)
-def _shared(config: BoxConfig) -> BoxConfig:
+def _intern_config(config: BoxConfig) -> BoxConfig:
     """Return the first of equal configs: boxes have few different ones, and each is 180 bytes."""
     return config
 
@@ -87,7 +87,7 @@ class Box:
     ) -> None:
         self.name = name
         self.generation = generation
-        self.config = _shared(config)
+        self.config = _intern_config(config)
         self.created_ms = created_ms
         self.log = Log()
         #: Of the unsealed batches; those of a segment are in its file.
@@ -138,10 +138,10 @@ class Box:
     # -- deciding
 
     def known_key(self, key: str, now_ms: int) -> Key | None:
-        known = self.keys.get(key)
-        if known is None or known.at_ms + self.config.idempotency_window_ms < now_ms:
+        entry = self.keys.get(key)
+        if entry is None or entry.at_ms + self.config.idempotency_window_ms < now_ms:
             return None
-        return known
+        return entry
 
     def key_lapse_ms(self) -> int | None:
         """When the oldest idempotency key lapses, if there is one."""
@@ -214,9 +214,9 @@ class Box:
                 cap_records=config.cap_records,
                 cap_bytes=config.cap_bytes,
             )
-        trimmed, trimmed_bytes = log.live_before(trim_before_seq)
-        count = log.count - trimmed + new_count
-        size = log.bytes - trimmed_bytes + new_bytes
+        trim_count, trim_bytes = log.live_before(trim_before_seq)
+        count = log.count - trim_count + new_count
+        size = log.bytes - trim_bytes + new_bytes
         over = (config.cap_records and count > config.cap_records) or (
             config.cap_bytes and size > config.cap_bytes
         )
@@ -234,8 +234,8 @@ class Box:
         return log.floor_for_caps(
             config.cap_records,
             config.cap_bytes,
-            extra=new_count - trimmed,
-            extra_bytes=new_bytes - trimmed_bytes,
+            extra=new_count - trim_count,
+            extra_bytes=new_bytes - trim_bytes,
             above=trim_before_seq,
         )
 
@@ -296,10 +296,10 @@ class Box:
         self.volatile.deletion = None
         self.volatile.tag_lookups.clear()
 
-    def plan_deletes(self, seqs: BitMap64, sized: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
+    def plan_deletes(self, seqs: BitMap64, sized_seqs: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
         """The deletion of those of `seqs` that are live. `sized` knows the bytes of the sealed ones."""
         live = self.log.live_of(seqs)
-        sizes = self.log.measure_seqs(live, sized)
+        sizes = self.log.measure_seqs(live, sized_seqs)
         return changes.RecordsDeleted(self.generation, 0, 0, live, sizes, now_ms)
 
     def effective_priority(self, now_ms: int) -> float:
@@ -316,21 +316,21 @@ class Box:
     def read(self, command: Diff, *, upto: int | None = None) -> Records:
         """What a reader at this cursor gets now (v0 §4). Expired records have been evicted already.
         `upto` is given when this reader may see less than is visible."""
-        opened = self._open(command, self.log.visible_seq if upto is None else upto)
+        bounds = self._bounds_of(command, self.log.visible_seq if upto is None else upto)
         page = Page(command, nodes_filtered=self.config.dedupe_node)
-        reached = walk_live_runs(page, self.log, opened.from_seq + 1, opened.upto_seq)
+        last_seq = walk_live_runs(page, self.log, bounds.from_seq + 1, bounds.upto_seq)
         return Records(
             box=self.name,
             records=page.text(),
-            next_from_seq=max(opened.from_seq, reached),
+            next_from_seq=max(bounds.from_seq, last_seq),
             generation=self.generation,
-            head_seq=opened.head_seq,
-            earliest_seq=opened.earliest_seq,
-            tombstone=opened.tombstone,
+            head_seq=bounds.head_seq,
+            earliest_seq=bounds.earliest_seq,
+            tombstone=bounds.tombstone,
             records_scanned=page.examined,
         )
 
-    def _open(self, command: Diff, head_seq: int) -> _Opened:
+    def _bounds_of(self, command: Diff, head_seq: int) -> _ReadBounds:
         """Where a read begins and ends, and what it must be told first."""
         log = self.log
         earliest_seq = min(log.earliest_seq, head_seq + 1)
@@ -353,20 +353,20 @@ class Box:
         if hole is not None:
             # One tombstone an answer: the hole is for the next one.
             upto_seq = min(upto_seq, hole.first_seq - 1)
-        return _Opened(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
+        return _ReadBounds(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
 
     def scan(self, command: Scan) -> ScanReply:
         """The same read as stored stretches, by bytes and without filters."""
-        opened = self._open(command, self.log.visible_seq)
-        upto_seq = min(opened.upto_seq, command.to_seq or opened.upto_seq)
+        bounds = self._bounds_of(command, self.log.visible_seq)
+        upto_seq = min(bounds.upto_seq, command.to_seq or bounds.upto_seq)
         runs = RunWriter(command.columns)
-        reached = walk_live_runs(ScanRuns(runs, command.max_bytes), self.log, opened.from_seq + 1, upto_seq)
-        gap = opened.tombstone
+        last_seq = walk_live_runs(ScanRuns(runs, command.max_bytes), self.log, bounds.from_seq + 1, upto_seq)
+        gap = bounds.tombstone
         head = ScanPageHead(
-            max(opened.from_seq, reached),
+            max(bounds.from_seq, last_seq),
             self.generation,
-            opened.head_seq,
-            opened.earliest_seq,
+            bounds.head_seq,
+            bounds.earliest_seq,
             None if gap is None else (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate),
             runs.heads,
         )
@@ -404,7 +404,7 @@ class Box:
 
     def appended(self, change: changes.BatchAppended, lsn: int) -> int:
         """How many records had to go to stay within the caps."""
-        batch, lost = change.batch, 0
+        batch, lost_count = change.batch, 0
         batch.lsn = lsn
         if not self.log.tail.records:
             self.volatile.unsealed_since_ms = change.at_ms
@@ -416,7 +416,7 @@ class Box:
             self.log.delete_before(change.trim_before_seq, cut_bytes=change.trim_cut_bytes)
             self.floor_lsn = lsn
         if change.evict_before_seq:
-            lost = self.log.evict_before(
+            lost_count = self.log.evict_before(
                 change.evict_before_seq,
                 "cap",
                 cut_bytes=change.evict_cut_bytes,
@@ -428,37 +428,37 @@ class Box:
             self.keys.note(Key(key, batch.first_seq, batch.last_seq, change.at_ms, lsn))
         if self.keys:
             self.drop_lapsed_keys(change.at_ms, APPEND_KEYS_MAX)
-        return lost
+        return lost_count
 
     def drop_lapsed_keys(self, now_ms: int, keys_max: int) -> int:
         """Drops keys whose window is over, oldest first. Returns how many."""
         oldest_ms = now_ms - self.config.idempotency_window_ms
-        dropped = 0
-        while dropped < keys_max:
+        count = 0
+        while count < keys_max:
             oldest = self.keys.oldest()
             if oldest is None or oldest.at_ms >= oldest_ms:
                 break
             del self.keys[oldest.key]
-            dropped += 1
-        return dropped
+            count += 1
+        return count
 
     def evicted(self, change: changes.RecordsEvicted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
-        lost = self.log.evict_before(
+        lost_count = self.log.evict_before(
             change.before_seq, change.reason, cut_bytes=change.cut_bytes, evicted_ts=change.evicted_ts
         )
         self._note_empty(change.at_ms)
-        return lost
+        return lost_count
 
     def deleted(self, change: changes.RecordsDeleted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
-        gone = 0
+        count = 0
         if change.before_seq:
-            gone += self.log.delete_before(change.before_seq, cut_bytes=change.cut_bytes)
+            count += self.log.delete_before(change.before_seq, cut_bytes=change.cut_bytes)
         if change.seqs:
-            gone += self.log.delete_seqs(change.seqs, change.sizes, change.groups)
+            count += self.log.delete_seqs(change.seqs, change.sizes, change.groups)
         self._note_empty(change.at_ms)
-        return gone
+        return count
 
     def _note_empty(self, at_ms: int) -> None:
         if self.log.count == 0 and not self.emptied_ms:
@@ -481,7 +481,7 @@ class Box:
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         self.last_lsn = self.floor_lsn = self.config_lsn = lsn
-        self.config = _shared(change.config)
+        self.config = _intern_config(change.config)
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
             # What an earlier time as a disk box reserved protects nothing until this change is durable.
@@ -536,7 +536,7 @@ class Box:
             deleted=log.deleted.serialize(),
             holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
             batches=log.tail.lsns(),
-            unrendered=[rows.facts() for rows in log.tail.unrendered()],
+            unrendered=[rows.facts() for rows in log.tail.unrendered_rows()],
             last_serial=self.last_serial,
             segments=[
                 changes.SegmentFacts(
@@ -553,7 +553,7 @@ class Box:
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
             groups=self.groups.facts() if is_told else [],
             moves=[line.facts() for line in self.moves.values()] if is_told else [],
-            trims=[(hole.first_seq, hole.missed) for hole in log.holes if hole.missed],
+            trims=[(hole.first_seq, hole.missed_count) for hole in log.holes if hole.missed_count],
             origins=[(name, *origin.kept(is_memory=not is_told)) for name, origin in self.origins.items()],
             outboxes=[
                 (name, outbox.route, outbox.saved_position, outbox.saved_total)
@@ -601,16 +601,16 @@ class Box:
         log.count = facts.live_count
         log.bytes = facts.live_bytes
         log.restore_deleted(facts.deleted)
-        missed = dict(facts.trims)
-        log.holes = [Hole(first, last, missed.get(first, 0)) for first, last in facts.holes]
+        missed_by_seq = dict(facts.trims)
+        log.holes = [Hole(first, last, missed_by_seq.get(first, 0)) for first, last in facts.holes]
         for segment in facts.segments:
             if segment.columns:
-                sealed = Segment.from_bytes(self.generation, segment.serial, segment.columns)
-                sealed.is_cold = segment.is_cold
-                log.attach(sealed, segment.dead)
+                whole = Segment.from_bytes(self.generation, segment.serial, segment.columns)
+                whole.is_cold = segment.is_cold
+                log.attach(whole, segment.dead)
         for rows in facts.unrendered:
             log.hydrate(UnrenderedRows.from_facts(self.generation, rows))
-        log.awaited = log.count - sum(segment.count for segment in log.segments)
+        log.records_awaited = log.count - sum(segment.count for segment in log.segments)
         self.origins = {each[0]: Origin(*each[1:]) for each in facts.origins}
         self.outboxes = {}
         for name, route, position, total in facts.outboxes:
@@ -633,18 +633,18 @@ class Box:
         self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)
 
 
-def stand_in(created: changes.BoxCreated) -> Box:
+def placeholder(change: changes.BoxCreated) -> Box:
     """The box that a write would make, to check the write against."""
     return Box(
-        name=created.name,
-        generation=created.generation,
-        config=created.config,
-        created_ms=created.at_ms,
-        reserved_seq=created.reserved_seq,
+        name=change.name,
+        generation=change.generation,
+        config=change.config,
+        created_ms=change.at_ms,
+        reserved_seq=change.reserved_seq,
     )
 
 
-class _Opened(NamedTuple):
+class _ReadBounds(NamedTuple):
     """A read that has begun: what is left to show lies behind `from_seq` and not behind `upto_seq`."""
 
     from_seq: int

@@ -72,14 +72,14 @@ class RateWalk:
         if self.elapsed_ms is None:
             return self._rates_before.get(generation, 0.0)
         self.seqs[generation] = seq
-        appended = seq - self._seqs_before.get(generation, seq)
-        if appended <= 0 or self.elapsed_ms <= 0:
+        new_records = seq - self._seqs_before.get(generation, seq)
+        if new_records <= 0 or self.elapsed_ms <= 0:
             return 0.0
-        rate = self.rates[generation] = round(appended * 1000 / self.elapsed_ms, 3)
+        rate = self.rates[generation] = round(new_records * 1000 / self.elapsed_ms, 3)
         return rate
 
 
-class Census:
+class BoxStatistics:
     def __init__(self, context: Context, rows_max: int, *, now_ms: int, rates: BoxRates) -> None:
         self._context = context
         self._now_ms = now_ms
@@ -114,11 +114,11 @@ class Census:
         """Count some boxes. Return True if there are more."""
         boxes = self._context.boxes
         names = list(islice(boxes.irange(minimum=self._after, inclusive=(False, True)), units))
-        left = units
+        units_left = units
         for name in names:
-            left -= self._add(boxes[name])
+            units_left -= self._add(boxes[name])
             self._after = name
-            if left <= 0:
+            if units_left <= 0:
                 return True
         self._rates.end(self._walk)
         return False
@@ -136,9 +136,9 @@ class Census:
             queue = self._add_queue(box, records)
             lag = queue.ready
         for outbox in box.outboxes.values():
-            named = router_of(outbox.origin)
-            assert named is not None and isinstance(outbox, RouterOutbox), "moves of jobs are kept elsewhere"
-            lag = max(lag, self._add_router(named[0], outbox, log))
+            router = router_of(outbox.origin)
+            assert router is not None and isinstance(outbox, RouterOutbox), "moves of jobs are kept elsewhere"
+            lag = max(lag, self._add_router(router[0], outbox, log))
         groups = len(box.groups)
         if groups:
             lag = max(lag, self._add_groups(box))

@@ -52,10 +52,10 @@ class SearchedBox(Protocol):
     def volatile(self) -> _TagLookups: ...
 
 
-class _Found(NamedTuple):
+class _Matches(NamedTuple):
     """What matches in a segment, as long as `touched` is that of the segment."""
 
-    touched: int
+    dead_version: int
     seqs: BitMap64
     #: Bytes of `seqs` in each batch that holds some of them, in order, and of all.
     sizes: array[int]
@@ -64,14 +64,14 @@ class _Found(NamedTuple):
 
 class Deletion:
     __slots__ = (
-        "_found",
+        "_matches",
         "_position",
         "_sizes",
         "_tags",
         "_to_measure",
-        "_unsealed",
+        "_unsealed_seqs",
         "command",
-        "deleted",
+        "deleted_count",
         "end_seq",
         "match",
     )
@@ -82,10 +82,10 @@ class Deletion:
         #: Nothing is deleted from here on.
         self.end_seq = head_seq + 1 if command.before_seq is None else min(head_seq + 1, command.before_seq)
         #: How many records the change has deleted; None while there was no change.
-        self.deleted: int | None = None
+        self.deleted_count: int | None = None
         #: By serial.
-        self._found: dict[int, _Found] = {}
-        self._unsealed = BitMap64()
+        self._matches: dict[int, _Matches] = {}
+        self._unsealed_seqs = BitMap64()
         #: Those of them that are yet to be measured, the last first; and by the first seq of its batch: how
         #: many were dead there, how many match, and the bytes of those.
         self._to_measure = array("Q")
@@ -96,14 +96,14 @@ class Deletion:
         self._position: tuple[str, int] | None = (match.text, 0)
 
     def __repr__(self) -> str:
-        return f"<Deletion {self.match}, {len(self._found)} segments searched>"
+        return f"<Deletion {self.match}, {len(self._matches)} segments searched>"
 
     def step(self, box: SearchedBox, now_ms: int) -> changes.RecordsDeleted | None:
         """Looks for what matches. Returns the change when all of it is known, and None before."""
         segments = [segment for segment in box.log.segments if segment.first_seq < self.end_seq]
-        left = [segment for segment in segments if not self._is_known(segment)]
-        left.sort(key=lambda segment: segment.serial in self._found)
-        if left and not self._search_sealed(box, left):
+        unsearched = [segment for segment in segments if not self._is_known(segment)]
+        unsearched.sort(key=lambda segment: segment.serial in self._matches)
+        if unsearched and not self._search_sealed(box, unsearched):
             return None
         if self._position is not None and not self._search_unsealed(box):
             return None
@@ -112,8 +112,8 @@ class Deletion:
         return self._plan(box, segments, now_ms)
 
     def _is_known(self, segment: Segment) -> bool:
-        found = self._found.get(segment.serial)
-        return found is not None and found.touched == segment.touched
+        matches = self._matches.get(segment.serial)
+        return matches is not None and matches.dead_version == segment.dead_version
 
     # -- segments
 
@@ -130,20 +130,20 @@ class Deletion:
         if missing:
             raise TagsNotLoaded(missing, self.match)
         batches = matches = 0
-        for searched, segment in enumerate(some):
+        for at, segment in enumerate(some):
             if batches >= STEP_BATCHES or matches >= STEP_RECORDS:
-                return searched == len(segments)
+                return at == len(segments)
             found = self._search(box, segment)
-            self._found[segment.serial] = found
+            self._matches[segment.serial] = found
             batches += len(found.sizes)
             matches += len(found.seqs)
         return len(some) == len(segments)
 
-    def _search(self, box: SearchedBox, segment: Segment) -> _Found:
+    def _search(self, box: SearchedBox, segment: Segment) -> _Matches:
         seqs, sizes = box.volatile.tag_lookups.pop((segment.serial, self.match))
         live = self._still_wanted(BitMap64(seqs), box)
         if not live:
-            return _Found(segment.touched, live, array("Q"), 0)
+            return _Matches(segment.dead_version, live, array("Q"), 0)
         if len(live) < len(seqs):
             sizes = [size for seq, size in zip(seqs, sizes, strict=True) if seq in live]
         wanted = live.to_array()
@@ -154,7 +154,7 @@ class Deletion:
             end = bisect_left(wanted, segment.first_seqs[at] + segment.counts[at], first)
             by_batch.append(sum(sizes[first:end]))
             first = end
-        return _Found(segment.touched, live, by_batch, sum(sizes))
+        return _Matches(segment.dead_version, live, by_batch, sum(sizes))
 
     def _still_wanted(self, seqs: BitMap64, box: SearchedBox) -> BitMap64:
         """Those of the seqs that are not deleted, as far as the floor and the bitmap of deletes say."""
@@ -184,9 +184,9 @@ class Deletion:
             return False
         assert self._position is not None
         seqs, self._position = tags.find_some(self.match, self._position, STEP_RECORDS)
-        self._unsealed |= seqs
+        self._unsealed_seqs |= seqs
         if self._position is None:
-            self._to_measure = self._still_wanted(self._unsealed, box).to_array()
+            self._to_measure = self._still_wanted(self._unsealed_seqs, box).to_array()
             self._to_measure.reverse()
         return self._position is None
 
@@ -224,7 +224,7 @@ class Deletion:
         """The deletion of everything that was found and is live."""
         seqs = BitMap64()
         tail_sizes: list[int] = []
-        for span, some in self._in_tail(box, self._unsealed):
+        for span, some in self._in_tail(box, self._unsealed_seqs):
             seqs.update(some)
             dead, count, size = self._sizes.get(span.first_seq, (-1, 0, 0))
             if (dead, count) != (span.dead, len(some)):  # something has died there
@@ -234,7 +234,7 @@ class Deletion:
         sizes = array("Q")
         groups: list[tuple[int, int]] = []
         for segment in segments:
-            found = self._found[segment.serial]
+            found = self._matches[segment.serial]
             if found.seqs:
                 seqs |= found.seqs
                 sizes += found.sizes

@@ -69,20 +69,20 @@ class Groups:
 
     def page(self, command: queues.ListGroups) -> tuple[list[tuple[str, Group]], bool]:
         """Names after `after` that start with `prefix`, and whether there are more than `limit` of them."""
-        found: list[tuple[str, Group]] = []
+        groups: list[tuple[str, Group]] = []
         for name in self._by_name.irange(minimum=max(command.prefix, command.after)):
             if not name.startswith(command.prefix):
                 break
             if name <= command.after:
                 continue
-            if len(found) == command.limit:
-                return found, True
-            found.append((name, self._by_name[name]))
-        return found, False
+            if len(groups) == command.limit:
+                return groups, True
+            groups.append((name, self._by_name[name]))
+        return groups, False
 
     # -- applying
 
-    def committed(self, change: changes.GroupCommitted, lsn: int) -> None:
+    def apply_commit(self, change: changes.GroupCommitted, lsn: int) -> None:
         self._put(change.group, Group(change.cursor, change.at_ms, lsn))
 
     def _put(self, name: str, group: Group) -> None:

@@ -14,7 +14,7 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded
 from shard.core.context import Context
 from shard.core.durability import Answer
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.queue import Queue
 from shard.core.transactions.unrendered import NotRendered
 from shard.core.watch.pages import page_for
@@ -49,53 +49,55 @@ class BoxHandlers:
         context.on_command(commands.SetFence, self._set_fence)
         context.on_command(ExchangeUse, self._exchange_use)
 
-    def _put_box(self, command: commands.PutBox, now_ms: int, made: Made) -> Outcome:
+    def _put_box(self, command: commands.PutBox, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         box = context.boxes.get(command.box)
         if box is None:
             if command.account:
                 context.usage.require(command.account, "boxes")
-            created = context.plan_box(command.box, command.patch, now_ms)
-            lsn = context.log(created, made)
-            put = commands.PutBoxReply(command.box, True, created.config)
-            return reply_after(context.durability.wait_for_config(lsn, created.config.durability), made, put)
-        context.expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
+            change = context.plan_box(command.box, command.patch, now_ms)
+            lsn = context.log(change, entries)
+            put = commands.PutBoxReply(command.box, True, change.config)
+            return reply_after(
+                context.durability.wait_for_config(lsn, change.config.durability), entries, put
+            )
+        context.expire(box, now_ms, entries)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
         context.check_class(config, box)
         old_class = box.config.durability
         if config != box.config:
-            self._configure(box, config, made)
+            self._configure(box, config, entries)
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
         floor = box.floor_for_caps()
         if floor:
-            context.stage(box.plan_eviction(floor, "cap", now_ms), box, made)
-        context.expire(box, now_ms, made)
+            context.stage(box.plan_eviction(floor, "cap", now_ms), box, entries)
+        context.expire(box, now_ms, entries)
         context.arm_timer(box)
-        lsn = max(box.config_lsn, made[-1][0] if made else 0)
+        lsn = max(box.config_lsn, entries[-1][0] if entries else 0)
         wait = context.durability.wait_for_config(lsn, old_class, config.durability)
         wakes = (box.name,) if box.is_memory else ()
-        return reply_after(wait, made, commands.PutBoxReply(command.box, False, config), wakes)
+        return reply_after(wait, entries, commands.PutBoxReply(command.box, False, config), wakes)
 
-    def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
+    def _configure(self, box: Box, config: BoxConfig, entries: LogEntries) -> None:
         context = self._context
         was_memory = box.is_memory
         if was_memory and box.log.tail.has_unrendered:
             raise NotRendered(box.generation)
         leases_durable = box.config.leases_durable
         if was_memory and config.durability != "memory":
-            context.log(changes.BoxRestated(box.facts(whole=True)), made)
+            context.log(changes.BoxRestated(box.facts(whole=True)), entries)
             for batch in list(box.log.tail):
                 if batch.dead < batch.count:
-                    context.log(changes.BatchKept(box.generation, batch), made)
+                    context.log(changes.BatchKept(box.generation, batch), entries)
         into_disk = config.durability == "disk" and not box.is_disk
         reserved_seq = context.ceiling_above(box.log.head_seq) if into_disk else 0
-        context.log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
+        context.log(changes.BoxConfigured(box.generation, config, reserved_seq), entries)
         begins = config.leases_durable and (was_memory or not leases_durable) and not box.is_memory
         if begins and box.queue is not None:
-            context.jobs.restate(box, made)
+            context.jobs.restate(box, entries)
 
-    def _get_state(self, command: commands.GetState, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _get_state(self, command: commands.GetState, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         if command.touch:
             box.volatile.last_read_ms = now_ms
         log = box.log
@@ -116,13 +118,13 @@ class BoxHandlers:
             fencing_token=box.fencing_token,
             queue=_queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
         )
-        return self._context.answer(box, reply, made, box.floor_lsn)
+        return self._context.answer(box, reply, entries, box.floor_lsn)
 
-    def _list_boxes(self, command: commands.ListBoxes, now_ms: int, made: Made) -> Outcome:
+    def _list_boxes(self, command: commands.ListBoxes, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         page: list[commands.ListedBox] = []
         more = False
-        listed: list[tuple[Box, int]] = []
+        positions: list[tuple[Box, int]] = []
         start = max(command.prefix, command.after)
         for name in context.boxes.irange(minimum=start):
             if not name.startswith(command.prefix):
@@ -134,14 +136,14 @@ class BoxHandlers:
                 break
             box = context.boxes[name]
             try:
-                context.expire(box, now_ms, made)
+                context.expire(box, now_ms, entries)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
-            listed.append((box, box.floor_lsn))
-            page.append(self._listed(box, now_ms))
-        return reply_after(context.durability.wait_for_list(listed), made, commands.BoxPage(page, more))
+            positions.append((box, box.floor_lsn))
+            page.append(self._list_entry(box, now_ms))
+        return reply_after(context.durability.wait_for_list(positions), entries, commands.BoxPage(page, more))
 
-    def _listed(self, box: Box, now_ms: int) -> commands.ListedBox:
+    def _list_entry(self, box: Box, now_ms: int) -> commands.ListedBox:
         count, size = box.log.visible_totals()
         return commands.ListedBox(
             box=box.name,
@@ -155,21 +157,23 @@ class BoxHandlers:
             effective_priority=box.effective_priority(now_ms),
         )
 
-    def _delete_box(self, command: commands.DeleteBox, now_ms: int, made: Made) -> Outcome:
+    def _delete_box(self, command: commands.DeleteBox, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         box = context.boxes.get(command.box)
         if box is None:
-            return context.answer_absent(command.box, commands.DeleteBoxReply(command.box, False, []), made)
-        context.expire(box, now_ms, made)
+            return context.answer_absent(
+                command.box, commands.DeleteBoxReply(command.box, False, []), entries
+            )
+        context.expire(box, now_ms, entries)
         if command.if_empty and box.log.count:
             raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
         origins = context.forwarding.routers_of(box)
-        lsn = context.log(changes.BoxDeleted(box.generation), made)
-        gone = commands.DeleteBoxReply(command.box, True, origins)
+        lsn = context.log(changes.BoxDeleted(box.generation), entries)
+        reply = commands.DeleteBoxReply(command.box, True, origins)
         wait = context.durability.wait_for_config(lsn, box.config.durability)
-        return reply_after(wait, made, gone, (command.box,))
+        return reply_after(wait, entries, reply, (command.box,))
 
-    def _append(self, command: commands.Append, now_ms: int, made: Made) -> Outcome:
+    def _append(self, command: commands.Append, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         box = context.boxes.get(command.box)
         created: changes.BoxCreated | None = None
@@ -179,20 +183,20 @@ class BoxHandlers:
             created, box = context.plan_created(command, now_ms)
         else:
             if command.idempotency_key is not None:
-                known = box.known_key(command.idempotency_key, now_ms)
-                if known is not None:
+                key = box.known_key(command.idempotency_key, now_ms)
+                if key is not None:
                     reply = commands.AppendResult(
                         box.name,
-                        known.first_seq,
-                        known.last_seq,
-                        max(known.last_seq, box.log.visible_seq),
+                        key.first_seq,
+                        key.last_seq,
+                        max(key.last_seq, box.log.visible_seq),
                         False,
                         True,
                         command.return_seqs,
                     )
                     # The write may have been one in memory, which the class of today has yet to make good.
-                    return context.answer(box, reply, made, max(known.lsn, box.config_lsn))
-            context.expire(box, now_ms, made)
+                    return context.answer(box, reply, entries, max(key.lsn, box.config_lsn))
+            context.expire(box, now_ms, entries)
         box.check_conditions(command)
         if command.idempotency_key is not None and (command.account or context.keys_kept >= KEYS_MAX):
             self._make_room_for_keys(command.account, now_ms)
@@ -200,9 +204,9 @@ class BoxHandlers:
         if command.account or context.quota is not None:
             context.require_room(command.account, change.batch.live_bytes, now_ms)
         if created is not None:
-            context.log(created, made)
+            context.log(created, entries)
             box = context.generations[created.generation]
-        return context.append_batch(command, box, change, created is not None, made)
+        return context.append_batch(command, box, change, created is not None, entries)
 
     def _make_room_for_keys(self, account: str, now_ms: int) -> None:
         """Drops lapsed idempotency keys at a limit; raises `Throttled` when none has lapsed."""
@@ -224,8 +228,8 @@ class BoxHandlers:
                 limit="idempotency_keys",
             )
 
-    def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _diff(self, command: commands.Diff, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         box.volatile.last_read_ms = now_ms
         rests_on = box.floor_lsn
         if command.group is not None:
@@ -235,22 +239,22 @@ class BoxHandlers:
         reply = box.read(command)
         nothing = not reply.records and reply.tombstone is None and reply.next_from_seq == reply.head_seq
         if nothing and command.wait_ms:
-            return Outcome(made, None)
+            return Outcome(entries, None)
         self._count_read(reply)
-        return self._context.answer(box, reply, made, rests_on)
+        return self._context.answer(box, reply, entries, rests_on)
 
-    def _follow(self, command: commands.Follow, now_ms: int, made: Made) -> Outcome:
+    def _follow(self, command: commands.Follow, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         if command.awaits_box and command.wait_ms and command.box not in context.boxes:
-            return Outcome(made, None)
-        box = context.find_box(command.box, now_ms, made)
+            return Outcome(entries, None)
+        box = context.find_box(command.box, now_ms, entries)
         page = page_for(box, command, context.durability.durable_lsn)
         if page is None:
-            return Outcome(made, None)
+            return Outcome(entries, None)
         box.volatile.last_read_ms = now_ms
         self._count_read(page)
         answer = Answer.STRONG_READ if command.strong else Answer.RECORDS
-        return reply_after(context.durability.wait_for(answer, box, box.floor_lsn), made, page)
+        return reply_after(context.durability.wait_for(answer, box, box.floor_lsn), entries, page)
 
     def _count_read(self, reply: commands.Records) -> None:
         tally = self._context.tally
@@ -259,16 +263,16 @@ class BoxHandlers:
         if reply.tombstone is not None:
             tally.tombstones += 1
 
-    def _session(self, command: commands.SessionCommand, now_ms: int, made: Made) -> Outcome:
+    def _session(self, command: commands.SessionCommand, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         if isinstance(command, commands.PutSession) and command.owner in context.usage.accounts:
             context.sessions.drop_lapsed(now_ms)
             if command.wid not in context.sessions:
                 context.usage.require(command.owner, "sessions")
-        return Outcome(made, context.sessions.handle(command, now_ms))
+        return Outcome(entries, context.sessions.handle(command, now_ms))
 
-    def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _get_record(self, command: commands.GetRecord, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         log = box.log
         if command.seq > log.visible_seq or not log.is_live(command.seq):
             raise NotFound(f"{box.name} has no record {command.seq} (any more)", seq=command.seq)
@@ -276,57 +280,59 @@ class BoxHandlers:
         assert span is not None
         index = command.seq - span.first_seq
         text = bytes(span.payload.text_as(index, index, tags=True, meta=True, data=True))
-        return self._context.answer(box, commands.OneRecord(box.name, text), made, box.floor_lsn)
+        return self._context.answer(box, commands.OneRecord(box.name, text), entries, box.floor_lsn)
 
-    def _get_tail(self, command: commands.GetTail, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _get_tail(self, command: commands.GetTail, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         log = box.log
         reply = commands.Tail(box.name, log.visible_seq, log.visible_seq + 1, log.visible_ts or None)
-        return self._context.answer(box, reply, made, box.floor_lsn)
+        return self._context.answer(box, reply, entries, box.floor_lsn)
 
-    def _delete_records(self, command: commands.DeleteRecords, now_ms: int, made: Made) -> Outcome:
+    def _delete_records(self, command: commands.DeleteRecords, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
-        box = context.find_box(command.box, now_ms, made)
+        box = context.find_box(command.box, now_ms, entries)
         log = box.log
         before = log.count
         if command.match is None:
             change = box.plan_trim(command.before_seq or 0, now_ms)
             if change.before_seq > log.earliest_seq:
-                context.stage(change, box, made)
-            deleted = before - log.count
+                context.stage(change, box, entries)
+            deleted_count = before - log.count
         else:
             deletion = box.begin_deletion(command, command.match)
-            if deletion.deleted is None:
-                found = deletion.step(box, now_ms)
-                if found is None:
-                    return Outcome(made, None, needs=(UNFINISHED,))
-                if found.seqs:
-                    context.stage(found, box, made)
-                deletion.deleted = before - log.count
+            if deletion.deleted_count is None:
+                delete = deletion.step(box, now_ms)
+                if delete is None:
+                    return Outcome(entries, None, needs=(UNFINISHED,))
+                if delete.seqs:
+                    context.stage(delete, box, entries)
+                deletion.deleted_count = before - log.count
                 is_settled = log.is_settled
             else:  # readers see all of it; what is counted per batch follows
                 is_settled = not log.settle_deletes()
             if not is_settled:
-                return Outcome(made, None, needs=(UNFINISHED,))
+                return Outcome(entries, None, needs=(UNFINISHED,))
             box.end_deletion()
-            deleted = deletion.deleted
+            deleted_count = deletion.deleted_count
         count, size = log.visible_totals()
         reply = commands.DeleteRecordsReply(
-            box.name, deleted, box.visible_earliest_seq, log.visible_seq, count, size
+            box.name, deleted_count, box.visible_earliest_seq, log.visible_seq, count, size
         )
-        return context.answer(box, reply, made, box.floor_lsn)
+        return context.answer(box, reply, entries, box.floor_lsn)
 
-    def _set_fence(self, command: commands.SetFence, now_ms: int, made: Made) -> Outcome:
+    def _set_fence(self, command: commands.SetFence, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         box = context.require(command.box)
         if command.if_token is not None and command.if_token != box.fencing_token:
             raise FencingTokenMismatch(f"if_token: {box.name} is fenced by another token", field="if_token")
         if command.token != box.fencing_token:
-            context.stage(changes.TokenFenced(box.generation, command.token), box, made)
-        return context.answer(box, commands.SetFenceReply(box.name, command.token), made, box.last_lsn)
+            context.stage(changes.TokenFenced(box.generation, command.token), box, entries)
+        return context.answer(box, commands.SetFenceReply(box.name, command.token), entries, box.last_lsn)
 
-    def _exchange_use(self, command: ExchangeUse, now_ms: int, made: Made) -> Outcome:
-        return Outcome(made, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere)))
+    def _exchange_use(self, command: ExchangeUse, now_ms: int, entries: LogEntries) -> Outcome:
+        return Outcome(
+            entries, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere))
+        )
 
 
 def _queue_totals(queue: Queue, count: int, now_ms: int) -> QueueTotals:

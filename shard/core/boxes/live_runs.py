@@ -42,9 +42,9 @@ def walk_live_runs(collector: RunCollector, log: Log, from_seq: int, upto_seq: i
             return first_seq - 1
         last = min(span.count - 1, upto_seq - first_seq)
         for run_first, run_last in log.runs(span, max(0, from_seq - first_seq), last):
-            examined = collector.take(span.payload, run_first, run_last)
-            if examined < run_last:
-                return first_seq + examined
+            last_examined = collector.take(span.payload, run_first, run_last)
+            if last_examined < run_last:
+                return first_seq + last_examined
         if collector.is_full:
             return first_seq + last
     return max(upto_seq, from_seq - 1)

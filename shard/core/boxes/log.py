@@ -64,9 +64,8 @@ _NOTHING_LOCATED: tuple[BitMap64, list[tuple[Span, int]]] = _NONE_DELETED, []
 
 class Log:
     __slots__ = (
-        "_located",
-        "_unsettled",
-        "awaited",
+        "_last_located",
+        "_unsettled_segments",
         "bytes",
         "cap_floor",
         "count",
@@ -76,6 +75,7 @@ class Log:
         "head_seq",
         "holes",
         "last_ts",
+        "records_awaited",
         "segments",
         "tail",
         "ttl_floor",
@@ -107,11 +107,11 @@ class Log:
         #: `$ts` of the newest record that a cap or the TTL took.
         self.evicted_ts = 0
         #: Live records that are counted and whose batches are yet to be given back.
-        self.awaited = 0
+        self.records_awaited = 0
         #: Segments in which something is left for later (`Segment.kill_later`); some may be gone by now.
-        self._unsettled: list[Segment] = []
+        self._unsettled_segments: list[Segment] = []
         #: The last answer of `locate`. It holds as long as nothing is changed.
-        self._located = _NOTHING_LOCATED
+        self._last_located = _NOTHING_LOCATED
 
     def __repr__(self) -> str:
         return f"<Log {self.earliest_seq}..{self.visible_seq}..{self.head_seq}, {self.count} live>"
@@ -195,52 +195,52 @@ class Log:
             rest_sizes = sizes[self._delete_sealed(seqs, sizes, groups) :]
             rest = seqs.copy()
             rest.remove_range(0, self.sealed_seq + 1)
-        emptied: list[Span] = []
+        empty_spans: list[Span] = []
         for (span, count), size in zip(self._take_located(rest), rest_sizes, strict=True):
             span.kill(count, size)
             self.bytes -= size
             if span.dead == span.count:
-                emptied.append(span)
+                empty_spans.append(span)
         self.count -= len(seqs)
         self.add_deleted(seqs)
-        for span in emptied:
+        for span in empty_spans:
             if isinstance(span, Batch):
                 at = self.tail.at(span.first_seq)
                 assert at is not None
                 self.tail.bury(at)
         for first, last in self.tail.compact():
             self.deleted.remove_range(first, last + 1)
-        if groups or any(isinstance(span, SealedBatch) for span in emptied):
+        if groups or any(isinstance(span, SealedBatch) for span in empty_spans):
             self.drop_empty_segments()
         self.advance_earliest()
         return len(seqs)
 
     def _delete_sealed(self, seqs: BitMap64, sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> int:
         """Sealed records go, per segment. Returns how many of `sizes` were of them."""
-        taken = 0
-        left = iter(groups)
+        sizes_used = 0
+        group_of_segment = iter(groups)
         for segment in self.segments:
             count = seqs.range_cardinality(segment.first_seq, segment.last_seq + 1)
             if count:
-                batches, size = next(left)
-                segment.kill_later(seqs, count, sizes[taken : taken + batches], size)
+                batches, size = next(group_of_segment)
+                segment.kill_later(seqs, count, sizes[sizes_used : sizes_used + batches], size)
                 self.bytes -= size
-                taken += batches
-                self._unsettled.append(segment)
-        assert next(left, None) is None, "only what is live is deleted"
-        return taken
+                sizes_used += batches
+                self._unsettled_segments.append(segment)
+        assert next(group_of_segment, None) is None, "only what is live is deleted"
+        return sizes_used
 
     @property
     def is_settled(self) -> bool:
         """True if deletes have left nothing for later."""
-        return not self._unsettled
+        return not self._unsettled_segments
 
     def settle_deletes(self) -> bool:
         """Works out a part of what deletes have left for later in segments. Returns True if more is left."""
         batches = SETTLE_BATCHES
-        while self._unsettled and batches > 0:
-            batches -= self._unsettled.pop().settle_deletes()
-        return bool(self._unsettled)
+        while self._unsettled_segments and batches > 0:
+            batches -= self._unsettled_segments.pop().settle_deletes()
+        return bool(self._unsettled_segments)
 
     def add_deleted(self, seqs: BitMap64 | range) -> None:
         """Notes seqs as deleted."""
@@ -261,7 +261,7 @@ class Log:
             if segment.count == 0:
                 self.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
         self.segments = [segment for segment in self.segments if segment.count]
-        self._unsettled = [segment for segment in self._unsettled if segment.count]
+        self._unsettled_segments = [segment for segment in self._unsettled_segments if segment.count]
 
     def locate(self, seqs: BitMap64) -> list[tuple[Span, int]] | None:
         """(batch, how many of `seqs` it holds) for every batch that holds some, in order; None if one of them
@@ -276,14 +276,14 @@ class Log:
             end = bisect_right(array, span.last_seq, first)
             batches.append((span, end - first))
             first = end
-        self._located = seqs, batches
+        self._last_located = seqs, batches
         return batches
 
     def _take_located(self, seqs: BitMap64) -> list[tuple[Span, int]]:
-        (known, batches), self._located = self._located, _NOTHING_LOCATED
-        if known is not seqs:
+        (located_seqs, batches), self._last_located = self._last_located, _NOTHING_LOCATED
+        if located_seqs is not seqs:
             batches = self.locate(seqs) or []
-            self._located = _NOTHING_LOCATED
+            self._last_located = _NOTHING_LOCATED
         return batches
 
     def _stretches(self, seqs: array[int]) -> Iterator[tuple[Span, int, int]]:
@@ -296,17 +296,21 @@ class Log:
             yield span, first, end
             first = end
 
-    def lose(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
+    def lose(self, first_seq: int, last_seq: int, missed_count: int = 0) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and reported to readers.
         With `missed`, one seq that stands for so many copies that never came."""
         assert first_seq == self.head_seq + 1 and last_seq >= first_seq
-        assert not missed or last_seq == first_seq
+        assert not missed_count or last_seq == first_seq
         before = self.holes[-1] if self.holes else None
-        joins = before is not None and before.last_seq == first_seq - 1 and not (before.missed or missed)
+        joins = (
+            before is not None
+            and before.last_seq == first_seq - 1
+            and not (before.missed_count or missed_count)
+        )
         if before is not None and joins:
             before.last_seq = last_seq
         else:
-            self._note_hole(Hole(first_seq, last_seq, missed))
+            self._note_hole(Hole(first_seq, last_seq, missed_count))
         self.head_seq = last_seq
         self.show(last_seq, self.last_ts)
         if self.count == 0:
@@ -321,7 +325,7 @@ class Log:
         self.holes.append(hole)
         if len(self.holes) > HOLES_MAX:
             oldest = self.holes.pop(0)
-            self.holes[0].missed += oldest.missed_after(0)
+            self.holes[0].missed_count += oldest.missed_after(0)
 
     def show(self, seq: int, ts: int) -> None:
         """Readers may have everything up to `seq`, whose `$ts` is `ts`."""
@@ -427,7 +431,7 @@ class Log:
                     self.add_deleted(range(first_seq, first_seq + segment.counts[at]))
                 elif batch.dead:
                     segment.kill(at, batch.dead, batch.dead_bytes)
-            segment.touched = 0
+            segment.dead_version = 0
         self.deleted.remove_range(0, self.earliest_seq)
         if segment.count:
             self.segments.append(segment)
@@ -436,12 +440,12 @@ class Log:
     def replace(self, old: Sequence[int], segment: Segment) -> None:
         """Neighbouring segments, by their serials, give way to one with what was live in them."""
         first = next(at for at, each in enumerate(self.segments) if each.serial == old[0])
-        gone = self.segments[first : first + len(old)]
-        assert [each.serial for each in gone] == list(old), "ORDER"
-        live = (sum(each.count for each in gone), sum(each.bytes for each in gone))
+        old_segments = self.segments[first : first + len(old)]
+        assert [each.serial for each in old_segments] == list(old), "ORDER"
+        live = (sum(each.count for each in old_segments), sum(each.bytes for each in old_segments))
         assert live == (segment.count, segment.bytes), "COUNT"
         self.segments[first : first + len(old)] = [segment]
-        self.deleted.remove_range(gone[0].first_seq, gone[-1].last_seq + 1)
+        self.deleted.remove_range(old_segments[0].first_seq, old_segments[-1].last_seq + 1)
 
     # -- after a snapshot
 
@@ -452,7 +456,7 @@ class Log:
         if not self.segments:
             segment.drop_before(self.earliest_seq)
             segment.settle()
-        segment.touched = 0
+        segment.dead_version = 0
         self.segments.append(segment)
 
     def hydrate(self, batch: Batch) -> None:
@@ -469,13 +473,13 @@ class Log:
             count += batch.count - batch.dead
             size += batch.live_bytes
         assert (count, size) == (self.count, self.bytes), "COUNT"
-        self.awaited = 0
+        self.records_awaited = 0
 
     def give_back(self, batch: Batch) -> None:
         """One batch, the next in order, of a log whose positions are those of `BoxFacts` already."""
         self.count_dead(batch)
         self.tail.append(batch)
-        self.awaited -= batch.count - batch.dead
+        self.records_awaited -= batch.count - batch.dead
 
     def count_dead(self, batch: Batch) -> None:
         """Works out what is dead in a batch."""
@@ -505,8 +509,8 @@ class Log:
         """The first seq whose `$ts` is at least `ts`; `head_seq + 1` when there is none."""
         if self.segments and ts <= self.segments[-1].last_ts:
             segment = self.segments[bisect_left(self.segments, ts, key=_last_ts)]
-            sealed = segment.batch(segment.from_ts(ts))
-            return sealed.first_seq + sealed.index_from_ts(ts)
+            batch_of_segment = segment.batch(segment.from_ts(ts))
+            return batch_of_segment.first_seq + batch_of_segment.index_from_ts(ts)
         at = self.tail.from_ts(ts)
         if at == len(self.tail):
             return self.head_seq + 1
@@ -517,19 +521,19 @@ class Log:
         """Those of `seqs` that are live records."""
         live = seqs - self.deleted
         live.remove_range(0, self.earliest_seq)
-        left = live.to_array()
+        candidates = live.to_array()
         at = 0
-        while at < len(left):
-            seq = left[at]
+        while at < len(candidates):
+            seq = candidates[at]
             span = next(self.spans(seq), None)
             if span is None:
-                live.remove_range(seq, left[-1] + 1)
+                live.remove_range(seq, candidates[-1] + 1)
                 break
             if span.first_seq > seq:  # between two batches: what was there is long gone
                 live.remove_range(seq, span.first_seq)
-                at = bisect_left(left, span.first_seq, at)
+                at = bisect_left(candidates, span.first_seq, at)
             else:
-                at = bisect_right(left, span.last_seq, at)
+                at = bisect_right(candidates, span.last_seq, at)
         return live
 
     def measure_before(self, seq: int, *, above: int = 0) -> int:
@@ -540,11 +544,11 @@ class Log:
         runs = self.runs(span, max(0, above - span.first_seq), seq - 1 - span.first_seq)
         return sum(span.size(first, last) for first, last in runs)
 
-    def measure_seqs(self, seqs: BitMap64, sized: SizedSeqs = _NO_SIZES) -> list[int]:
+    def measure_seqs(self, seqs: BitMap64, sized_seqs: SizedSeqs = _NO_SIZES) -> list[int]:
         """Bytes of these live records, a number for each batch that holds some of them. `sized` may know
         those of sealed records; of others the payload is needed."""
-        wanted = seqs.to_array()
-        return [sized.total(wanted, first, end, span) for span, first, end in self._stretches(wanted)]
+        array = seqs.to_array()
+        return [sized_seqs.total(array, first, end, span) for span, first, end in self._stretches(array)]
 
     def newest_ts_before(self, seq: int) -> int:
         """`$ts` of the last live record below `seq`; 0 when there is none."""
@@ -685,7 +689,7 @@ class Log:
     def check(self) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
         assert not _NONE_DELETED, "SHARED"
-        if self.awaited:
+        if self.records_awaited:
             return
         self.tail.check()
         count = size = last = 0

@@ -48,10 +48,10 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
     goes through; without it, nothing there is."""
     log = box.log
     assert log.earliest_seq - 1 <= seq <= log.head_seq, "FLOORS"
-    kept = [segment for segment in log.segments if segment.last_seq <= seq]
-    for segment in log.segments[len(kept) :]:
+    segments = [segment for segment in log.segments if segment.last_seq <= seq]
+    for segment in log.segments[len(segments) :]:
         log.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
-    log.segments = kept if stand_in is None else [*kept, stand_in]
+    log.segments = segments if stand_in is None else [*segments, stand_in]
     tail, log.tail = log.tail, Tail()
     for batch in tail:
         if batch.first_seq <= seq and batch.dead < batch.count:
@@ -61,7 +61,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
             log.hydrate(batch)
     log.deleted.remove_range(seq + 1, _END)
     log.holes = [
-        Hole(hole.first_seq, min(hole.last_seq, seq), hole.missed)
+        Hole(hole.first_seq, min(hole.last_seq, seq), hole.missed_count)
         for hole in log.holes
         if hole.first_seq <= seq
     ]
@@ -107,12 +107,14 @@ def recount(log: Log) -> None:
             log.bytes += batch.live_bytes
         else:
             log.deleted.remove_range(batch.first_seq, batch.last_seq + 1)
-    log.awaited = 0
+    log.records_awaited = 0
     log.advance_earliest()
 
 
 def remeasure(
-    log: Log, read: Callable[[Segment, int], Batch], lost: Mapping[int, Container[int]] = MappingProxyType({})
+    log: Log,
+    read: Callable[[Segment, int], Batch],
+    lost_records: Mapping[int, Container[int]] = MappingProxyType({}),
 ) -> list[tuple[int, int]]:
     """Works out anew what is dead in every segment, from floors and deletes alone, and how much is live.
 
@@ -129,7 +131,7 @@ def remeasure(
             runs = _runs(log, again, at)
             base, count = again.first_seqs[at], again.counts[at]
             live = sum(last - first + 1 for first, last in runs)
-            if live and at in lost.get(again.serial, ()):
+            if live and at in lost_records.get(again.serial, ()):
                 holes += [(base + first, base + last) for first, last in runs]
                 live = 0
             if live == 0:
@@ -139,7 +141,7 @@ def remeasure(
                 batch = read(again, at)
                 size = sum(batch.size(first, last) for first, last in runs)
                 again.kill(at, count - live, again.sizes[at] - size)
-        again.touched = 0
+        again.dead_version = 0
         if again.count:
             fresh.append(again)
         else:
@@ -176,18 +178,18 @@ def replace_segment(log: Log, segment: Segment, stand_in: Segment | None) -> Non
 
 def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
     """Tells readers of seqs that are lost, wherever in the log they were."""
-    known = [*log.holes, *(Hole(first, last) for first, last in holes)]
+    all_holes = [*log.holes, *(Hole(first, last) for first, last in holes)]
     log.holes = []
-    for hole in sorted(known, key=lambda hole: hole.first_seq):
+    for hole in sorted(all_holes, key=lambda hole: hole.first_seq):
         before = log.holes[-1] if log.holes else None
         touches = before is not None and hole.first_seq <= before.last_seq + 1
-        if before is not None and touches and not (before.missed or hole.missed):
+        if before is not None and touches and not (before.missed_count or hole.missed_count):
             before.last_seq = max(hole.last_seq, before.last_seq)
         else:  # one that a source's loss made keeps its own count
             log.holes.append(hole)
 
 
-def fitted(change: Change, box: Box) -> Change:
+def fit_change(change: Change, box: Box) -> Change:
     """The same change for a box whose records are batched in another way than where it was made. What it says
     of the inside of batches is worked out anew: that may need payloads."""
     log = box.log

@@ -16,12 +16,12 @@ from streams.protocol.payloads.scans import RunWriter
 EXAMINE_MAX = 20_000
 
 
-def runs_of(wanted: Iterable[bool], first: int) -> list[tuple[int, int]]:
+def runs_of(flags: Iterable[bool], first: int) -> list[tuple[int, int]]:
     """The stretches of wanted indexes; the first flag is of index `first`."""
     runs: list[tuple[int, int]] = []
     start = -1
     index = first
-    for index, is_wanted in enumerate(wanted, first):
+    for index, is_wanted in enumerate(flags, first):
         if is_wanted and start < 0:
             start = index
         elif not is_wanted and start >= 0:
@@ -83,11 +83,11 @@ class Page(RunCollector):
         return self.examined > 0 and isinstance(span, UnrenderedRows)
 
     def take(self, batch: Batch, first: int, last: int) -> int:
-        allowed = EXAMINE_MAX - self.examined
-        if allowed <= 0:
+        examine_max = EXAMINE_MAX - self.examined
+        if examine_max <= 0:
             return first - 1
-        last = min(last, first + allowed - 1)
-        for run_first, run_last in self._wanted(batch, first, last):
+        last = min(last, first + examine_max - 1)
+        for run_first, run_last in self._matching_runs(batch, first, last):
             if self._records_left == 0:
                 return run_first - 1
             top = min(run_last, run_first + self._records_left - 1)
@@ -119,7 +119,7 @@ class Page(RunCollector):
         self._records_left -= last - first + 1
         self._bytes_left = max(0, self._bytes_left - batch.size(first, last))
 
-    def _wanted(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
+    def _matching_runs(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of a stretch that pass the filters."""
         nodes = batch.node_list() if self._nodes else None
         if nodes is not None and len(nodes) == 1 and nodes[0] in self._nodes:

@@ -43,17 +43,17 @@ class Pacing:
 
     def __init__(self) -> None:
         #: Since when.
-        self._held: dict[str, int] = {}
+        self._pending_pages: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Pacing {len(self._held)} held>"
+        return f"<Pacing {len(self._pending_pages)} held>"
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pending_pages)
 
     def hold(self, box: str, now_ms: int) -> None:
         """One that is held already goes on waiting."""
-        self._held.setdefault(box, now_ms)
+        self._pending_pages.setdefault(box, now_ms)
 
     def release(self, count: int, now_ms: int, base_of: Callable[[str], float]) -> list[str]:
         """The first `count` by their P now; who has waited longer is first among equals."""
@@ -62,10 +62,10 @@ class Pacing:
             box, since_ms = item
             return after_waiting(base_of(box), now_ms - since_ms), -since_ms
 
-        if len(self._held) <= count:
-            released = sorted(self._held.items(), key=rank, reverse=True)
+        if len(self._pending_pages) <= count:
+            boxes = sorted(self._pending_pages.items(), key=rank, reverse=True)
         else:
-            released = heapq.nlargest(count, self._held.items(), key=rank)
-        for box, _ in released:
-            del self._held[box]
-        return [box for box, _ in released]
+            boxes = heapq.nlargest(count, self._pending_pages.items(), key=rank)
+        for box, _ in boxes:
+            del self._pending_pages[box]
+        return [box for box, _ in boxes]

@@ -50,11 +50,11 @@ class TagsNotLoaded(Exception):
         self.match = match
 
 
-class Unfinished:
+class NeedsAnotherStep:
     """A command has done a part of its work. Nothing has to be fetched: others get their turn."""
 
 
-UNFINISHED = Unfinished()
+UNFINISHED = NeedsAnotherStep()
 
 _NONE_DEAD = (0, 0, 0)
 
@@ -63,11 +63,12 @@ class Segment:
     __slots__ = (
         "_dead",
         "_later",
-        "_loaded",
-        "_used",
+        "_payloads",
+        "_recently_used",
         "bytes",
         "count",
         "counts",
+        "dead_version",
         "first_seqs",
         "first_times",
         "front",
@@ -78,7 +79,6 @@ class Segment:
         "sizes",
         "total_bytes",
         "total_count",
-        "touched",
     )
 
     def __init__(
@@ -106,18 +106,18 @@ class Segment:
         self.bytes = self.total_bytes = sum(sizes)
         self.is_cold = False
         #: Grows with everything that dies here: whoever works on a copy of the segment can tell.
-        self.touched = 0
+        self.dead_version = 0
         #: (at, records, bytes) of what is dead in a batch; absent when nothing is, and before `front`.
         self._dead: dict[int, tuple[int, int, int]] = {}
         #: What is dead and not in `_dead` yet: seqs, some of them here, and the bytes of those in each batch.
         self._later: list[tuple[BitMap64, Sequence[int]]] = []
-        self._loaded: dict[int, Batch] = {}
-        self._used: set[int] = set()
+        self._payloads: dict[int, Batch] = {}
+        self._recently_used: set[int] = set()
 
     def __repr__(self) -> str:
         return (
             f"<Segment {self.serial} of {self.generation}: {self.first_seq}..{self.last_seq}, "
-            f"{self.count} live, {len(self._loaded)} of {len(self)} batches loaded>"
+            f"{self.count} live, {len(self._payloads)} of {len(self)} batches loaded>"
         )
 
     def __len__(self) -> int:
@@ -203,30 +203,30 @@ class Segment:
 
     def load(self, at: int, batch: Batch) -> None:
         assert batch.first_seq == self.first_seqs[at] and batch.count == self.counts[at], "ORDER"
-        self._loaded[at] = batch
+        self._payloads[at] = batch
 
     def forget(self, at: int) -> None:
-        self._loaded.pop(at, None)
-        self._used.discard(at)
-        if not self._loaded:  # tables that have grown do not shrink: 130 bytes a batch
-            self._loaded, self._used = {}, set()
+        self._payloads.pop(at, None)
+        self._recently_used.discard(at)
+        if not self._payloads:  # tables that have grown do not shrink: 130 bytes a batch
+            self._payloads, self._recently_used = {}, set()
 
-    def loaded(self, at: int) -> Batch | None:
-        return self._loaded.get(at)
+    def cached_payload(self, at: int) -> Batch | None:
+        return self._payloads.get(at)
 
     def use(self, at: int) -> Batch:
         """The payload of a batch, and a note that it was wanted; or `NotLoaded`."""
-        batch = self._loaded.get(at)
+        batch = self._payloads.get(at)
         if batch is None:
             raise NotLoaded(self, at)
-        self._used.add(at)
+        self._recently_used.add(at)
         return batch
 
     def was_used(self, at: int) -> bool:
         """Whether a payload was used since this was last asked."""
-        used = at in self._used
-        self._used.discard(at)
-        return used
+        is_recent = at in self._recently_used
+        self._recently_used.discard(at)
+        return is_recent
 
     # -- changing
 
@@ -237,7 +237,7 @@ class Segment:
         self._note_dead(at, count, size)
         self.count -= count
         self.bytes -= size
-        self.touched += 1
+        self.dead_version += 1
 
     def _note_dead(self, at: int, count: int, size: int) -> None:
         _, dead, dead_bytes = self._dead.get(at, _NONE_DEAD)
@@ -250,12 +250,12 @@ class Segment:
         self._later.append((seqs, sizes))
         self.count -= count
         self.bytes -= size
-        self.touched += 1
+        self.dead_version += 1
 
     def settle_deletes(self) -> int:
         """Works out what `kill_later` has left for later. Returns how many batches that was about."""
         later, self._later = self._later, []
-        settled = 0
+        batches = 0
         first_seqs, counts = self.first_seqs, self.counts
         for seqs, sizes in later:
             here = BitMap64()
@@ -269,8 +269,8 @@ class Segment:
                 self._note_dead(at, end - first, size)
                 first = end
             assert first == len(dead), "LIVE"
-            settled += len(sizes)
-        return settled
+            batches += len(sizes)
+        return batches
 
     def kill_whole(self, at: int) -> None:
         """Everything in a batch is dead."""
@@ -283,15 +283,15 @@ class Segment:
             self.count -= self.counts[self.front] - self.dead(self.front)
             self.bytes -= self.live_bytes(self.front)
             self._dead.pop(self.front, None)
-            self._loaded.pop(self.front, None)
+            self._payloads.pop(self.front, None)
             self.front += 1
-            self.touched += 1
+            self.dead_version += 1
 
     def settle(self) -> None:
         """Moves `front` behind batches in which nothing is live."""
         while self.front < len(self) and self.dead(self.front) == self.counts[self.front]:
             del self._dead[self.front]
-            self._loaded.pop(self.front, None)
+            self._payloads.pop(self.front, None)
             self.front += 1
 
     def check(self) -> None:
@@ -354,7 +354,7 @@ class SealedBatch:
 
     def ts_at_least(self, index: int) -> int:
         """A time that the record is not older than: its own, unless that is not in memory."""
-        batch = self._segment.loaded(self._at)
+        batch = self._segment.cached_payload(self._at)
         return self.first_ts if batch is None else batch.ts(index)
 
     def index_from_ts(self, ts: int) -> int:

@@ -28,14 +28,14 @@ class SizedSeqs:
         self.seqs.extend(seqs)
         self.sizes.extend(sizes)
 
-    def total(self, wanted: array[int], first: int, end: int, span: Span) -> int:
+    def total(self, seqs: array[int], first: int, end: int, span: Span) -> int:
         """Bytes of the records `wanted[first:end]`, all of one batch. Where they are not known here the
         payload of the batch is asked."""
-        low = bisect_left(self.seqs, wanted[first])
-        high = bisect_right(self.seqs, wanted[end - 1], low)
-        here = wanted[first:end]
+        low = bisect_left(self.seqs, seqs[first])
+        high = bisect_right(self.seqs, seqs[end - 1], low)
+        here = seqs[first:end]
         if self.seqs[low:high] == here:
             return sum(self.sizes[low:high])
-        known = dict(zip(self.seqs[low:high], self.sizes[low:high], strict=True))
+        size_of = dict(zip(self.seqs[low:high], self.sizes[low:high], strict=True))
         base = span.first_seq
-        return sum(known[seq] if seq in known else span.size(seq - base, seq - base) for seq in here)
+        return sum(size_of[seq] if seq in size_of else span.size(seq - base, seq - base) for seq in here)

@@ -59,21 +59,21 @@ class Tags:
         """Seqs of matching records from a position on (a tag and the next of its seqs), about `seqs_max` of
         them. The first position is (text of the match, 0). Returns the next one too, or None at the end."""
         tag, first = position
-        found = BitMap64()
-        left = seqs_max
+        matches = BitMap64()
+        seqs_left = seqs_max
         tags = self._seqs_of.irange(minimum=tag) if match.is_prefix else (tag,)
         for each in tags:
             if match.is_prefix and not each.startswith(match.text):
                 break
-            if left <= 0:
-                return found, (each, 0)
+            if seqs_left <= 0:
+                return matches, (each, 0)
             start = first if each == tag else 0
             seqs = self._seqs_of.get(each, ())
-            found.update(seqs[start : start + left])
-            if len(seqs) > start + left:
-                return found, (each, start + left)
-            left -= len(seqs) - start + 1
-        return found, None
+            matches.update(seqs[start : start + seqs_left])
+            if len(seqs) > start + seqs_left:
+                return matches, (each, start + seqs_left)
+            seqs_left -= len(seqs) - start + 1
+        return matches, None
 
     def is_stale(self, live: int) -> bool:
         return self._entries > max(_STALE_MIN, _STALE_FACTOR * live)

@@ -35,7 +35,7 @@ class Tail:
         "_is_in_order",
         "_lsns",
         "_newest_lsn",
-        "_unrendered",
+        "_unrendered_count",
         "batches",
         "held_bytes",
         "records",
@@ -51,7 +51,7 @@ class Tail:
         self._front = 0
         self._husks = 0
         #: How many of the batches are yet to be rendered.
-        self._unrendered = 0
+        self._unrendered_count = 0
         # Whether the lsns are in order, as they are but where something was logged again or put before, and
         # the last of them. A snapshot asks every box for its first.
         self._is_in_order = True
@@ -106,7 +106,7 @@ class Tail:
             return self._front
         return at if self.batches[at].last_seq >= seq else at + 1
 
-    def copied(self) -> list[Batch]:
+    def copy(self) -> list[Batch]:
         """The batches from the front on; husks among them."""
         return self.batches[self._front :]
 
@@ -117,10 +117,10 @@ class Tail:
     @property
     def has_unrendered(self) -> bool:
         """True if rows of a commit are yet to be rendered (`transactions/unrendered.py`)."""
-        return self._unrendered > 0
+        return self._unrendered_count > 0
 
-    def unrendered(self) -> list[UnrenderedRows]:
-        if not self._unrendered:
+    def unrendered_rows(self) -> list[UnrenderedRows]:
+        if not self._unrendered_count:
             return []
         return [batch for batch in self if isinstance(batch, UnrenderedRows)]
 
@@ -136,7 +136,7 @@ class Tail:
         if isinstance(batch, UnrenderedRows):
             self._lsns.append(0)
             self._is_in_order = False
-            self._unrendered += 1
+            self._unrendered_count += 1
         else:
             self._lsns.append(batch.lsn)
             self._note_lsn(batch.lsn)
@@ -169,7 +169,7 @@ class Tail:
             self._lsns[at] = batch.lsn
             self.held_bytes += cost - self._costs[at]
             self._costs[at] = cost
-            self._unrendered -= 1
+            self._unrendered_count -= 1
         self._is_in_order = False
         return share
 
@@ -207,7 +207,7 @@ class Tail:
         if batch.encoding == _NO_ENCODING:
             self._husks -= 1
         elif isinstance(batch, UnrenderedRows):
-            self._unrendered -= 1
+            self._unrendered_count -= 1
 
     def bury(self, at: int) -> None:
         """Lets go of the payload of a batch that has nothing live left; its place is cut out later."""
@@ -224,9 +224,9 @@ class Tail:
         """Cuts out the places of buried batches when they are many. Returns their (first, last) seqs."""
         if self._husks < _COMPACT_AT or self._husks * 2 < len(self.batches) - self._front:
             return []
-        gone = [(batch.first_seq, batch.last_seq) for batch in self if batch.dead == batch.count]
+        dead_ranges = [(batch.first_seq, batch.last_seq) for batch in self if batch.dead == batch.count]
         self._keep([batch for batch in self if batch.dead < batch.count])
-        return gone
+        return dead_ranges
 
     def settle(self) -> None:
         """Moves the front behind what has nothing live left, and lets go of what lies before it."""
@@ -269,7 +269,7 @@ class Tail:
         self.batches = batches
         self._firsts = array("Q", [batch.first_seq for batch in batches])
         self._lsns = array("Q", map(_logged_lsn, batches))
-        self._unrendered = sum(isinstance(batch, UnrenderedRows) for batch in batches)
+        self._unrendered_count = sum(isinstance(batch, UnrenderedRows) for batch in batches)
         self._costs = array("I", [batch.bytes_in_memory for batch in batches])
         self._front = 0
         self._is_in_order, self._newest_lsn = True, 0
@@ -294,7 +294,9 @@ class Tail:
         lsns = list(map(_logged_lsn, self))
         assert list(self._lsns[self._front :]) == lsns, "COPIES"
         assert self.oldest_lsn == min(filter(None, lsns), default=0), "COPIES"
-        assert self._unrendered == len([each for each in self if isinstance(each, UnrenderedRows)]), "COPIES"
+        assert self._unrendered_count == len([each for each in self if isinstance(each, UnrenderedRows)]), (
+            "COPIES"
+        )
         assert list(self._firsts[self._front :]) == [batch.first_seq for batch in self], "COPIES"
         assert list(self._costs[self._front :]) == [batch.bytes_in_memory for batch in self], "COPIES"
         assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"

@@ -45,14 +45,14 @@ class _Queue:
         self._number_of = number_of
         self._belongs = belongs
         self._heap: list[tuple[int, int]] = []
-        self._listed: set[int] = set()
+        self._members: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<_Queue of {len(self._heap)}>"
 
     def add(self, box: Box) -> None:
-        if box.generation not in self._listed and self._belongs(box):
-            self._listed.add(box.generation)
+        if box.generation not in self._members and self._belongs(box):
+            self._members.add(box.generation)
             heapq.heappush(self._heap, (self._number_of(box), box.generation))
 
     def front(self, boxes: dict[int, Box]) -> tuple[int, Box] | None:
@@ -63,7 +63,7 @@ class _Queue:
             box = boxes.get(generation)
             if box is None or not self._belongs(box):
                 heapq.heappop(heap)
-                self._listed.remove(generation)
+                self._members.remove(generation)
                 continue
             actual = self._number_of(box)
             if actual <= number:
@@ -75,18 +75,18 @@ class _Queue:
         """Return the first plan for a box whose number is at most `upto`. Boxes without one are passed over
         and stay."""
         passed_over: list[tuple[int, int]] = []
-        found = None
+        candidate = None
         while len(passed_over) < _PASSED_OVER_MAX:
             front = self.front(boxes)
             if front is None or front[0] > upto:
                 break
-            found = plan(front[1])
-            if found is not None:
+            candidate = plan(front[1])
+            if candidate is not None:
                 break
             passed_over.append(heapq.heappop(self._heap))
         for entry in passed_over:
             heapq.heappush(self._heap, entry)
-        return found
+        return candidate
 
     def drop_stale(self, boxes: dict[int, Box]) -> None:
         if len(self._heap) > 2 * len(boxes) + _STALE_MIN:
@@ -95,18 +95,18 @@ class _Queue:
     def rebuild(self, boxes: dict[int, Box]) -> None:
         """Take every number anew."""
         here = [box for box in boxes.values() if self._belongs(box)]
-        self._listed = {box.generation for box in here}
+        self._members = {box.generation for box in here}
         self._heap = [(self._number_of(box), box.generation) for box in here]
         heapq.heapify(self._heap)
 
     def check(self, boxes: dict[int, Box]) -> None:
         entries = {generation: number for number, generation in self._heap}
-        assert len(entries) == len(self._heap) and entries.keys() == self._listed, "QUEUED"
+        assert len(entries) == len(self._heap) and entries.keys() == self._members, "QUEUED"
         for box in boxes.values():
             assert not self._belongs(box) or entries[box.generation] <= self._number_of(box), "QUEUED"
 
 
-class Unsealed:
+class UnsealedBoxes:
     def __init__(self) -> None:
         self.boxes: dict[int, Box] = {}
         #: What the unsealed batches cost in memory.
@@ -182,7 +182,7 @@ def _oldest_lsn(box: Box) -> int:
     tail = box.log.tail
     if not tail.has_unrendered:
         return tail.oldest_lsn
-    commits = [rows.commit_lsn for rows in tail.unrendered()]
+    commits = [rows.commit_lsn for rows in tail.unrendered_rows()]
     return min([*commits, tail.oldest_lsn] if tail.oldest_lsn else commits)
 
 

@@ -60,7 +60,7 @@ class Part(NamedTuple):
     """What to take over from a segment that is written anew."""
 
     segment: Segment
-    touched: int
+    dead_version: int
     #: Live stretches (indexes) of batches in which something is dead; of all others everything is taken.
     runs: dict[int, list[tuple[int, int]]]
 
@@ -76,7 +76,8 @@ class ToRewrite(NamedTuple):
             return False
         present = set(map(id, self.box.log.segments))
         return all(
-            id(part.segment) in present and part.segment.touched == part.touched for part in self.parts
+            id(part.segment) in present and part.segment.dead_version == part.dead_version
+            for part in self.parts
         )
 
 
@@ -99,16 +100,16 @@ def plan_seal(
             return _seal(context, box, policy)
         return _keep(context, box)
 
-    unsealed = context.unsealed
+    boxes = context.unsealed_boxes
     upto_lsn = context.durability.durable_lsn if is_pressed else pinned_lsn
-    freed: ToSeal | ToKeep | None = unsealed.first_by_lsn(upto_lsn, free_log)
-    if freed is not None:
-        return freed
+    to_free_log: ToSeal | ToKeep | None = boxes.first_by_lsn(upto_lsn, free_log)
+    if to_free_log is not None:
+        return to_free_log
     # Small ones wait until their part of the log is wanted.
-    aged: ToSeal | None = unsealed.first_by_age(
+    oldest: ToSeal | None = boxes.first_by_age(
         now_ms - policy.age_ms, lambda box: _seal(context, box, policy)
     )
-    return aged
+    return oldest
 
 
 def _seal(context: Context, box: Box, policy: SealPolicy) -> ToSeal | None:
@@ -130,13 +131,13 @@ def plan_rewrite(context: Context, policy: SealPolicy) -> ToRewrite | None:
     """Segments to be written anew as one. Boxes in which nothing is to be done are passed over for good,
     until something dies or is sealed in them."""
     for _ in range(_LOOK_MAX):
-        if not context.dented:
+        if not context.boxes_with_dead_records:
             return None
-        generation, box = next(iter(context.dented.items()))
+        generation, box = next(iter(context.boxes_with_dead_records.items()))
         run = [] if box.is_memory else _run_to_rewrite(box.log.segments, policy)
         if run:
             return ToRewrite(box, box.last_serial + 1, [_part(box, segment) for segment in run])
-        del context.dented[generation]
+        del context.boxes_with_dead_records[generation]
     return None
 
 
@@ -170,10 +171,10 @@ def _run_to_rewrite(segments: list[Segment], policy: SealPolicy) -> list[Segment
     run: list[Segment] = []
     records = size = 0
     for segment in segments:
-        dented = segment.bytes * 3 <= segment.total_bytes * 2
+        has_dead_records = segment.bytes * 3 <= segment.total_bytes * 2
         small = segment.count * _SMALL_PART < policy.records and segment.bytes * _SMALL_PART < policy.bytes
         fits = records + segment.count <= policy.records and size + segment.bytes <= policy.bytes
-        if (dented or small) and not segment.is_cold and (fits or not run):
+        if (has_dead_records or small) and not segment.is_cold and (fits or not run):
             run.append(segment)
             records += segment.count
             size += segment.bytes
@@ -182,7 +183,7 @@ def _run_to_rewrite(segments: list[Segment], policy: SealPolicy) -> list[Segment
             return run
         run = []
         records = size = 0
-        if dented and not segment.is_cold:
+        if has_dead_records and not segment.is_cold:
             run, records, size = [segment], segment.count, segment.bytes
     return run if _is_worth_it(run) else []
 
@@ -204,4 +205,4 @@ def _part(box: Box, segment: Segment) -> Part:
     for at in dead:
         batch = segment.batch(at)
         runs[at] = [] if batch.dead == batch.count else log.runs(batch, 0, batch.count - 1)
-    return Part(segment, segment.touched, runs)
+    return Part(segment, segment.dead_version, runs)

@@ -72,7 +72,7 @@ def sealed(change: changes.SegmentSealed, box: Box) -> None:
     log = box.log
     if segment.first_seq <= log.sealed_seq:
         raise DoesNotApply(f"a segment begins at {segment.first_seq}, and {log.sealed_seq} is sealed")
-    if any(rows.first_seq <= segment.last_seq for rows in log.tail.unrendered()):
+    if any(rows.first_seq <= segment.last_seq for rows in log.tail.unrendered_rows()):
         raise DoesNotApply("a segment has rows that are yet to be rendered")
 
 

@@ -36,7 +36,7 @@ from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.changes import Change, ShardState
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import LogEntries, Outcome
 from streams.protocol.errors import ColdStoreUnavailable, StreamsError, Throttled
 from streams.protocol.messages.bulk import TxnCommit
 from streams.protocol.messages.commands import Append, Command, PutBox
@@ -282,17 +282,17 @@ class Uploading:
 
     def moved(self, chain: str, lsn: int, *, is_base: bool) -> Outcome:
         """An object of the chain that ends at `lsn` is in the store, or a base as of it."""
-        made: Made = []
+        entries: LogEntries = []
         context = self._context
         needs_base = self.needs_base_lsn > lsn or (self.needs_base_lsn > 0 and not is_base)
         through = next((each.lsn - 1 for each in self._pending if each.lsn > lsn), context.lsn)
         if needs_base:
             through = min(through, self.needs_base_lsn - 1)
         tail_lsn = max(lsn, self.tail_lsn) if chain == self.chain else lsn
-        context.log(changes.UploadsMoved(chain, max(through, lsn), tail_lsn, is_base), made)
+        context.log(changes.UploadsMoved(chain, max(through, lsn), tail_lsn, is_base), entries)
         woken, self._woken = self._woken, []
         woken += context.moves.uploaded(self.lsn)
-        return Outcome(made, None, wakes=tuple(woken))
+        return Outcome(entries, None, wakes=tuple(woken))
 
     def _apply_moved(self, change: changes.UploadsMoved, lsn: int) -> None:
         self._turn_on()

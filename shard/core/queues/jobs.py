@@ -23,7 +23,7 @@ from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.context import Context
 from shard.core.kernel import DoesNotApply
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import LogEntries, Outcome
 from shard.core.queues.queue import Queue
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
@@ -65,29 +65,33 @@ class Jobs:
 
     # -- claiming
 
-    def _claim(self, command: queues.Claim, now_ms: int, made: Made) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, made)
+    def _claim(self, command: queues.Claim, now_ms: int, entries: LogEntries) -> Outcome:
+        box, queue = self._queue_of(command.box, now_ms, entries)
         if box.config.claim_jitter_ms:
-            return self._context.nothing_yet(made, now_ms + box.config.claim_jitter_ms)
-        (answer,) = self._serve(box, queue, (command,), now_ms, made)
+            return self._context.nothing_yet(entries, now_ms + box.config.claim_jitter_ms)
+        (answer,) = self._serve(box, queue, (command,), now_ms, entries)
         if not answer.jobs and command.wait_ms:
-            return self._with_carrier(box, self._context.nothing_yet(made))
-        return self._answer_claim(box, answer, made)
+            return self._with_carrier(box, self._context.nothing_yet(entries))
+        return self._answer_claim(box, answer, entries)
 
-    def _claim_together(self, command: queues.BatchClaim, now_ms: int, made: Made) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, made)
-        answers: list[queues.ClaimResult | None] = list(self._serve(box, queue, command.claims, now_ms, made))
+    def _claim_together(self, command: queues.BatchClaim, now_ms: int, entries: LogEntries) -> Outcome:
+        box, queue = self._queue_of(command.box, now_ms, entries)
+        answers: list[queues.ClaimResult | None] = list(
+            self._serve(box, queue, command.claims, now_ms, entries)
+        )
         if not command.is_over:
             for at, (claim, answer) in enumerate(zip(command.claims, answers, strict=True)):
                 if answer is not None and not answer.jobs and claim.wait_ms:
                     answers[at] = None
-        return self._answer_claim(box, queues.BatchClaimResult(answers), made)
+        return self._answer_claim(box, queues.BatchClaimResult(answers), entries)
 
     def _answer_claim(
-        self, box: Box, reply: queues.ClaimResult | queues.BatchClaimResult, made: Made
+        self, box: Box, reply: queues.ClaimResult | queues.BatchClaimResult, entries: LogEntries
     ) -> Outcome:
-        waits_for = made[-1][0] if made and box.config.leases_durable else 0
-        return self._with_carrier(box, self._context.answer(box, reply, made, max(box.config_lsn, waits_for)))
+        waits_for = entries[-1][0] if entries and box.config.leases_durable else 0
+        return self._with_carrier(
+            box, self._context.answer(box, reply, entries, max(box.config_lsn, waits_for))
+        )
 
     @staticmethod
     def _with_carrier(box: Box, outcome: Outcome) -> Outcome:
@@ -95,7 +99,7 @@ class Jobs:
         return outcome._replace(wakes=(RELAY,)) if box.is_memory and box.moves else outcome
 
     def _serve(
-        self, box: Box, queue: Queue, claims: Sequence[queues.Claim], now_ms: int, made: Made
+        self, box: Box, queue: Queue, claims: Sequence[queues.Claim], now_ms: int, entries: LogEntries
     ) -> list[queues.ClaimResult]:
         """Gives jobs to claims: an even share to each where the queue coalesces, else to the first first."""
         config = box.config
@@ -112,9 +116,9 @@ class Jobs:
             at += len(texts[-1])  # what did not fit goes to the next: no job is passed over
         # From here on the payloads are read, and things are staged.
         if moves is not None:
-            self._context.stage(moves, box, made)
+            self._context.stage(moves, box, entries)
         given = [
-            self._lease(box, queue, claim, sorted(read), now_ms, made) if read else []
+            self._lease(box, queue, claim, sorted(read), now_ms, entries) if read else []
             for claim, read in zip(claims, texts, strict=True)
         ]
         self._context.arm_timer(box)
@@ -149,7 +153,7 @@ class Jobs:
         claim: queues.Claim,
         read: list[tuple[int, bytes]],
         now_ms: int,
-        made: Made,
+        entries: LogEntries,
     ) -> list[tuple[int, bytes]]:
         """Leases jobs to a claim. Returns them as the claim is answered."""
         seqs = [seq for seq, _ in read]
@@ -162,7 +166,7 @@ class Jobs:
             again = [(seq, count) for seq, count in zip(seqs, deliveries, strict=True) if count > 1]
             if again:
                 counted = changes.JobsCounted(box.generation, *map(list, zip(*again, strict=True)))
-                context.log(counted, made)
+                context.log(counted, entries)
         fresh_seq = max([seq for seq in seqs if seq not in jobs], default=0)
         change = changes.JobsLeased(
             box.generation,
@@ -175,7 +179,7 @@ class Jobs:
             claim.holder,
             now_ms,
         )
-        self._stage_lease(change, box, made)
+        self._stage_lease(change, box, entries)
         tail = b',"lease_id":"%b","deadline":%d,"deliveries":' % (lease_id.encode(), deadline_ms)
         return [
             (seq, b"%b%b%d}" % (text, tail, count))
@@ -214,55 +218,59 @@ class Jobs:
 
     # -- settling
 
-    def _ack(self, command: queues.Ack, now_ms: int, made: Made) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, made)
+    def _ack(self, command: queues.Ack, now_ms: int, entries: LogEntries) -> Outcome:
+        box, queue = self._queue_of(command.box, now_ms, entries)
         held, skipped = self._held(queue, command, now_ms)
         frees_room = any(queue.jobs[seq].holder for seq in held)
         if held:
             seqs = BitMap64(held)
             sizes = box.log.measure_seqs(seqs)
-            self._context.stage(changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, made)
+            self._context.stage(
+                changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, entries
+            )
         reply = queues.AckReply(box.name, len(held), skipped, *self._totals(box, queue))
-        outcome = self._context.answer(box, reply, made, box.floor_lsn)
+        outcome = self._context.answer(box, reply, entries, box.floor_lsn)
         return outcome._replace(wakes=(box.name,)) if frees_room else outcome
 
-    def _nack(self, command: queues.Nack, now_ms: int, made: Made) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, made)
+    def _nack(self, command: queues.Nack, now_ms: int, entries: LogEntries) -> Outcome:
+        box, queue = self._queue_of(command.box, now_ms, entries)
         held, skipped = self._held(queue, command, now_ms)
         lsn = 0
         if held:
             ready_ms = now_ms + command.delay_ms if command.delay_ms else 0
-            lsn = self._return(box, queue, held, ready_ms, now_ms, made)
+            lsn = self._return(box, queue, held, ready_ms, now_ms, entries)
         reply = queues.NackReply(box.name, len(held), skipped, *self._totals(box, queue))
-        outcome = self._context.answer(box, reply, made, _rests_on(box, lsn, skipped))
+        outcome = self._context.answer(box, reply, entries, _rests_on(box, lsn, skipped))
         return outcome._replace(wakes=(box.name,)) if held else outcome
 
-    def _extend(self, command: queues.Extend, now_ms: int, made: Made) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, made)
+    def _extend(self, command: queues.Extend, now_ms: int, entries: LogEntries) -> Outcome:
+        box, queue = self._queue_of(command.box, now_ms, entries)
         held, skipped = self._held(queue, command, now_ms)
         deadline_ms = now_ms + command.lease_ms
         lsn = 0
         if held:
             lsn = self._stage_lease(
-                changes.JobsExtended(box.generation, held, deadline_ms, now_ms), box, made
+                changes.JobsExtended(box.generation, held, deadline_ms, now_ms), box, entries
             )
             self._context.arm_timer(box)
         reply = queues.ExtendReply(box.name, len(held), skipped, dict.fromkeys(map(str, held), deadline_ms))
-        return self._context.answer(box, reply, made, _rests_on(box, lsn, skipped))
+        return self._context.answer(box, reply, entries, _rests_on(box, lsn, skipped))
 
-    def _release(self, command: queues.ReleaseHolder, now_ms: int, made: Made) -> Outcome:
+    def _release(self, command: queues.ReleaseHolder, now_ms: int, entries: LogEntries) -> Outcome:
         """A connection is gone: what it held can be claimed at once."""
-        box, queue = self._queue_of(command.box, now_ms, made)
+        box, queue = self._queue_of(command.box, now_ms, entries)
         held = queue.held_by(command.holder)
         if held:
-            self._return(box, queue, held, 0, now_ms, made)
+            self._return(box, queue, held, 0, now_ms, entries)
         reply = queues.ReleaseHolderReply(box.name, len(held))
-        return self._context.answer(box, reply, made, box.config_lsn)._replace(wakes=(box.name,))
+        return self._context.answer(box, reply, entries, box.config_lsn)._replace(wakes=(box.name,))
 
-    def _return(self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, made: Made) -> int:
+    def _return(
+        self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, entries: LogEntries
+    ) -> int:
         deliveries = [queue.jobs[seq].deliveries for seq in seqs]
         returned = changes.JobsReturned(box.generation, seqs, deliveries, ready_ms, now_ms)
-        lsn = self._context.stage(returned, box, made)
+        lsn = self._context.stage(returned, box, entries)
         self._context.arm_timer(box)
         return lsn
 
@@ -283,8 +291,8 @@ class Jobs:
 
     # -- helpers
 
-    def _queue_of(self, name: str, now_ms: int, made: Made) -> tuple[Box, Queue]:
-        box = self._context.find_box(name, now_ms, made)
+    def _queue_of(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, Queue]:
+        box = self._context.find_box(name, now_ms, entries)
         if box.queue is None:
             raise NotAQueue(f"box {name} is a log; only a box made with type queue has jobs", box=name)
         box.queue.advance(now_ms)
@@ -294,10 +302,12 @@ class Jobs:
     def _totals(box: Box, queue: Queue) -> tuple[int, int]:
         return queue.ready(box.log.visible_totals()[0]), queue.in_flight
 
-    def _stage_lease(self, change: changes.JobsLeased | changes.JobsExtended, box: Box, made: Made) -> int:
+    def _stage_lease(
+        self, change: changes.JobsLeased | changes.JobsExtended, box: Box, entries: LogEntries
+    ) -> int:
         """Leases are logged only where the box says so."""
         if box.config.leases_durable:
-            return self._context.stage(change, box, made)
+            return self._context.stage(change, box, entries)
         self._context.apply(change, 0)
         return 0
 
@@ -307,14 +317,14 @@ class Jobs:
         self._life = lsn
         self._leases = 0
 
-    def restate(self, box: Box, made: Made) -> None:
+    def restate(self, box: Box, entries: LogEntries) -> None:
         """Logs all that is known of a queue's jobs, leases included: at an orderly end, so that the next life
         goes on with them, and when leases begin to be logged."""
         assert box.queue is not None
         facts = box.queue.facts(leases_kept=True)
         for at in range(0, max(1, len(facts.jobs)), RESTATED_MAX):
             some = facts.jobs[at : at + RESTATED_MAX]
-            self._context.log(changes.JobsRestated(box.generation, facts.fresh_seq, at == 0, some), made)
+            self._context.log(changes.JobsRestated(box.generation, facts.fresh_seq, at == 0, some), entries)
 
     # -- applying
 

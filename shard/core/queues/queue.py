@@ -448,7 +448,7 @@ class Queue:
 
     def check(self, log: Log) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
-        if log.awaited:
+        if log.records_awaited:
             return  # as of the log: the jobs of a box that is about to be stored come before its records
         states = [job.state for job in self.jobs.values()]
         assert self.in_flight == states.count(LEASED), "TOTALS"

@@ -26,7 +26,7 @@ from shard.core.boxes.box import Box
 from shard.core.context import Context
 from shard.core.durability import Answer
 from shard.core.kernel import DoesNotApply
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.move_lines import FROM, Line, Move
 from shard.core.routers.outbox import EXAMINE_MAX, Outboxes
 from streams.protocol.errors import NotAQueue
@@ -61,26 +61,26 @@ class Moves:
         sizes = [box.log.measure_seqs(BitMap64([seq]))[0] for seq in seqs]
         return changes.MovesPlanned(box.generation, dest, is_dead, seqs, deliveries, sizes)
 
-    def _require_queue(self, command: queues.RequireQueue, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _require_queue(self, command: queues.RequireQueue, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         if box.queue is None:
             raise NotAQueue(f"box {box.name} is a log; dead letters go back into queues only", box=box.name)
-        return self._context.answer(box, queues.RequireQueueReply(box.name), made, box.config_lsn)
+        return self._context.answer(box, queues.RequireQueueReply(box.name), entries, box.config_lsn)
 
-    def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         seqs = self._find_letters(box, command.to, command.max, now_ms)
         lsn = 0
         if seqs:
             change = self.plan(box, command.to, seqs, [0] * len(seqs), is_dead=False)
-            lsn = self._context.stage(change, box, made)
+            lsn = self._context.stage(change, box, entries)
         line = box.moves.get((command.to, False))
         reply = queues.PlanRequeueReply(box.name, len(seqs), line.last if line is not None else 0)
         # Nothing leaves before the plan is on the disk, so the reply asks for a sync.
         wait = self._context.durability.wait_for(
             Answer.MOVE if lsn else Answer.RECORDS, box, max(lsn, box.floor_lsn)
         )
-        return reply_after(wait, made, reply)
+        return reply_after(wait, entries, reply)
 
     def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
         """The oldest records that died in `to`, are not on their way yet, and that no worker has."""
@@ -103,13 +103,13 @@ class Moves:
                         found.append(seq)
         return found
 
-    def _await(self, command: queues.AwaitMoves, now_ms: int, made: Made) -> Outcome:
+    def _await(self, command: queues.AwaitMoves, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.require(command.box)
         line = box.moves.get((command.to, False))
         waiting = max(0, command.position - line.saved_position) if line is not None else 0
         if waiting and command.wait_ms:
-            return self._context.nothing_yet(made)
-        return self._context.answer(box, queues.AwaitMovesReply(waiting), made, box.config_lsn)
+            return self._context.nothing_yet(entries)
+        return self._context.answer(box, queues.AwaitMovesReply(waiting), entries, box.config_lsn)
 
     # -- on the way
 
@@ -143,7 +143,7 @@ class Moves:
         process at the latest."""
         self._outboxes.lines_held = True
 
-    def let_go(self, now_ms: int, made: Made) -> list[str]:
+    def let_go(self, now_ms: int, entries: LogEntries) -> list[str]:
         """Ends a hold. Returns the boxes that have let go of something."""
         outboxes = self._outboxes
         outboxes.lines_held = False
@@ -152,7 +152,7 @@ class Moves:
             for line in box.moves.values():
                 done = line.change_of_move(box.generation, now_ms)
                 if done is not None:
-                    self._context.stage(done, box, made)
+                    self._context.stage(done, box, entries)
                     freed.append(box.name)
             outboxes.note(box.moves.values())
         return freed

@@ -44,7 +44,7 @@ from shard.core.boxes.box import Box
 from shard.core.context import Context
 from shard.core.durability import Answer
 from shard.core.kernel import DoesNotApply
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.move_lines import Line
 from shard.core.routers import copy_sources
 from shard.core.routers.copy_sources import Origin
@@ -85,7 +85,7 @@ class Forwarding:
 
     # -- the destination
 
-    def _forward(self, command: forwards.Forward, now_ms: int, made: Made) -> Outcome:
+    def _forward(self, command: forwards.Forward, now_ms: int, entries: LogEntries) -> Outcome:
         context, head = self._context, command.head
         box = context.boxes.get(head.box)
         created: changes.BoxCreated | None = None
@@ -96,11 +96,11 @@ class Forwarding:
                 context.usage.require_for_all(head.box, "boxes")
             created, box = context.plan_created(head, now_ms)
         else:
-            context.expire(box, now_ms, made)
+            context.expire(box, now_ms, entries)
         known = self._standing(box, head)
         if not copy_sources.fits(known, head):
             answer = ForwardReply(known.life, known.position, known.total, box.generation)
-            return self._confirm(box, answer, made)
+            return self._confirm(box, answer, entries)
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
         change = _plan_copies(box, command, known, now_ms) if head.count else None
@@ -108,22 +108,24 @@ class Forwarding:
             # A job that moves takes its place elsewhere; a copy of a router is one more.
             context.usage.require_for_all(box.name, "stored_bytes", change.batch.live_bytes)
         if created is not None:
-            context.log(created, made)
+            context.log(created, entries)
             box = context.generations[created.generation]
         answer = ForwardReply(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
-            written = context.append_batch(command, box, change, created is not None, made)
-            return self._confirm(box, answer, made, written.wakes)
+            written = context.append_batch(command, box, change, created is not None, entries)
+            return self._confirm(box, answer, entries, written.wakes)
         lost = known.lost + head.lost
         moved = changes.OriginMoved(box.generation, head.origin, head.life, head.upto, lost)
-        context.stage(moved, box, made)
-        return self._confirm(box, answer, made)
+        context.stage(moved, box, entries)
+        return self._confirm(box, answer, entries)
 
-    def _confirm(self, box: Box, reply: ForwardReply, made: Made, wakes: tuple[str, ...] = ()) -> Outcome:
+    def _confirm(
+        self, box: Box, reply: ForwardReply, entries: LogEntries, wakes: tuple[str, ...] = ()
+    ) -> Outcome:
         """The source drops what is confirmed and never sends it again, so a confirmation reports nothing that
         a power cut can take. Readers see the copies as soon as other records of the box."""
         wait = self._context.durability.wait_for(Answer.COPY, box, box.last_lsn)
-        return reply_after(wait, made, reply, wakes)
+        return reply_after(wait, entries, reply, wakes)
 
     @staticmethod
     def _standing(box: Box, head: ForwardHead) -> Origin:
@@ -156,23 +158,23 @@ class Forwarding:
 
     # -- the source
 
-    def _collect(self, command: forwards.Collect, now_ms: int, made: Made) -> Outcome:
+    def _collect(self, command: forwards.Collect, now_ms: int, entries: LogEntries) -> Outcome:
         parcels = self.outboxes.collect(command.carrier)
         if not parcels and command.wait_ms:
-            return Outcome(made, None)
-        return Outcome(made, forwards.CollectReply(self.outboxes.shard_life, parcels))
+            return Outcome(entries, None)
+        return Outcome(entries, forwards.CollectReply(self.outboxes.shard_life, parcels))
 
-    def _carried(self, command: forwards.ReportDelivery, now_ms: int, made: Made) -> Outcome:
+    def _carried(self, command: forwards.ReportDelivery, now_ms: int, entries: LogEntries) -> Outcome:
         outbox = self.outboxes.came_back(command, now_ms)
         if outbox is not None:
             box = self._context.boxes[outbox.source]
             is_held = outbox.is_line and self.outboxes.lines_held
             moved = None if is_held else outbox.change_of_move(box.generation, now_ms)
             if moved is not None:
-                self._context.stage(moved, box, made)
+                self._context.stage(moved, box, entries)
         # Somebody may wait until records have moved out of the source.
         wakes = (RELAY, outbox.source) if isinstance(outbox, Line) else (RELAY,)
-        return Outcome(made, forwards.ReportDeliveryReply(outbox is not None), wakes=wakes)
+        return Outcome(entries, forwards.ReportDeliveryReply(outbox is not None), wakes=wakes)
 
     def _apply_outbox_moved(self, change: changes.OutboxMoved, lsn: int) -> None:
         box = self._context.generations[change.generation]
@@ -184,7 +186,7 @@ class Forwarding:
 
     # -- ties
 
-    def _tie(self, command: forwards.AttachEndpoint, now_ms: int, made: Made) -> Outcome:
+    def _tie(self, command: forwards.AttachEndpoint, now_ms: int, entries: LogEntries) -> Outcome:
         context, origin = self._context, command.origin
         box = context.require(command.box)
         if command.route is None:
@@ -192,10 +194,10 @@ class Forwarding:
                 copy_sources.check_room(box.origins, origin)
                 context.log(
                     changes.OriginMoved(box.generation, origin, command.life, command.position, pinned=True),
-                    made,
+                    entries,
                 )
             known = box.origins[origin]
-            return self._when_durable(made, forwards.AttachEndpointReply(known.life, known.position))
+            return self._when_durable(entries, forwards.AttachEndpointReply(known.life, known.position))
         outbox = box.outboxes.get(origin)
         is_newer = isinstance(outbox, RouterOutbox) and outbox.route.revision < command.route.revision
         if outbox is None or is_newer:
@@ -203,32 +205,32 @@ class Forwarding:
             position = outbox.position if outbox is not None else min(position, box.log.head_seq)
             total = outbox.total if outbox is not None else 0
             tied = changes.OutboxTied(box.generation, origin, command.route, position, total)
-            context.log(tied, made)
+            context.log(tied, entries)
         outbox = box.outboxes[origin]
         self.note(box)
         answer = forwards.AttachEndpointReply(outbox.life, outbox.position)
-        return self._when_durable(made, answer)._replace(wakes=(RELAY,))
+        return self._when_durable(entries, answer)._replace(wakes=(RELAY,))
 
-    def _untie(self, command: forwards.DetachEndpoint, now_ms: int, made: Made) -> Outcome:
+    def _untie(self, command: forwards.DetachEndpoint, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         box = context.boxes.get(command.box)
         if box is not None and command.origin in box.outboxes:
-            context.log(changes.OutboxUntied(box.generation, command.origin), made)
+            context.log(changes.OutboxUntied(box.generation, command.origin), entries)
         if box is not None and command.origin in box.origins:
-            context.log(changes.OriginDropped(box.generation, command.origin), made)
-        return self._when_durable(made, forwards.DetachEndpointReply(bool(made)))
+            context.log(changes.OriginDropped(box.generation, command.origin), entries)
+        return self._when_durable(entries, forwards.DetachEndpointReply(bool(entries)))
 
-    def _when_durable(self, made: Made, reply: forwards.Reply) -> Outcome:
+    def _when_durable(self, entries: LogEntries, reply: forwards.Reply) -> Outcome:
         """An answer about ties waits for the last change of any: a repeat must not overtake the first."""
-        return reply_after(self._context.durability.wait_for_endpoint(self.ties_lsn), made, reply)
+        return reply_after(self._context.durability.wait_for_endpoint(self.ties_lsn), entries, reply)
 
-    def _get_outbox(self, command: forwards.GetOutbox, now_ms: int, made: Made) -> Outcome:
+    def _get_outbox(self, command: forwards.GetOutbox, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.boxes.get(command.box)
         outbox = box.outboxes.get(command.origin) if box is not None else None
         if not isinstance(outbox, RouterOutbox):
-            return self._when_durable(made, forwards.OutboxState(is_tied=False))
+            return self._when_durable(entries, forwards.OutboxState(is_tied=False))
         return Outcome(
-            made,
+            entries,
             forwards.OutboxState(
                 is_tied=True,
                 forwarded_total=outbox.total,
@@ -239,14 +241,14 @@ class Forwarding:
             ),
         )
 
-    def _list_ties(self, command: forwards.ListEndpoints, now_ms: int, made: Made) -> Outcome:
+    def _list_ties(self, command: forwards.ListEndpoints, now_ms: int, entries: LogEntries) -> Outcome:
         """All ties of this shard, unless none has changed since the asker last knew them."""
         if command.version == self.ties_lsn:
-            return self._when_durable(made, forwards.EndpointList(self.ties_lsn, True, [], []))
+            return self._when_durable(entries, forwards.EndpointList(self.ties_lsn, True, [], []))
         boxes = self._context.boxes.values()
         sources = [(box.name, origin) for box in boxes for origin in box.outboxes]
         dests = [(box.name, origin) for box in boxes for origin, known in box.origins.items() if known.pinned]
-        return self._when_durable(made, forwards.EndpointList(self.ties_lsn, False, sources, dests))
+        return self._when_durable(entries, forwards.EndpointList(self.ties_lsn, False, sources, dests))
 
     def _apply_outbox_tied(self, change: changes.OutboxTied, lsn: int) -> None:
         box = self._context.generations[change.generation]

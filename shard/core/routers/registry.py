@@ -25,7 +25,7 @@ from sortedcontainers import SortedDict
 from shard.core import changes
 from shard.core.changes import ShardState
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import LogEntries, Outcome
 from streams.protocol.errors import RouterCycle, StreamsError, Throttled
 from streams.protocol.messages import routers as protocol
 from streams.protocol.messages.routers import Route, Router
@@ -56,7 +56,7 @@ class Routers:
 
     # -- deciding
 
-    def _put(self, command: protocol.PutRouter, now_ms: int, made: Made) -> Outcome:
+    def _put(self, command: protocol.PutRouter, now_ms: int, entries: LogEntries) -> Outcome:
         known: Router | None = self.routers.get(command.name)
         try:
             if known is None and self._max and len(self.routers) >= self._max:
@@ -69,7 +69,7 @@ class Routers:
             if not command.route.allow_cycle:
                 self._check_cycle(command.route, without=known)
         except StreamsError as error:
-            return self._answer(made, error)
+            return self._answer(entries, error)
         revision = self.last_number + 1
         router = Router(
             name=command.name,
@@ -79,13 +79,13 @@ class Routers:
         )
         if known is not None and _ends(known.route) == _ends(command.route):
             if replace(command.route, revision=known.route.revision) == known.route:
-                return self._answer(made, protocol.PutRouterResult(known, False, None))
+                return self._answer(entries, protocol.PutRouterResult(known, False, None))
             # Another definition of the same router: it goes on where it stands.
             router = replace(router, number=known.number, from_seq=known.from_seq)
-            self._context.log(changes.RouterRegistered(router), made)
-            return self._answer(made, protocol.PutRouterResult(router, False, None))
-        self._context.log(changes.RouterRegistered(router), made)
-        return self._answer(made, protocol.PutRouterResult(router, known is None, known))
+            self._context.log(changes.RouterRegistered(router), entries)
+            return self._answer(entries, protocol.PutRouterResult(router, False, None))
+        self._context.log(changes.RouterRegistered(router), entries)
+        return self._answer(entries, protocol.PutRouterResult(router, known is None, known))
 
     def _check_cycle(self, route: Route, *, without: Router | None) -> None:
         path = self._path(route.dest, route.source, without=_ends(without.route) if without else None)
@@ -113,25 +113,25 @@ class Routers:
                     queue.append(dest)
         return None
 
-    def _settle(self, command: protocol.SettleRouter, now_ms: int, made: Made) -> Outcome:
+    def _settle(self, command: protocol.SettleRouter, now_ms: int, entries: LogEntries) -> Outcome:
         router = self._numbered(command.name, command.number)
         if router is not None and router.route.revision == command.revision and not router.is_tied:
             router = replace(router, is_tied=True, from_seq=None)
-            self._context.log(changes.RouterRegistered(router), made)
-        return self._answer(made, protocol.GetRouterResult(router))
+            self._context.log(changes.RouterRegistered(router), entries)
+        return self._answer(entries, protocol.GetRouterResult(router))
 
-    def _drop(self, command: protocol.DropRouter, now_ms: int, made: Made) -> Outcome:
+    def _drop(self, command: protocol.DropRouter, now_ms: int, entries: LogEntries) -> Outcome:
         router = self._numbered(command.name, command.number)
         if router is not None:
-            self._context.log(changes.RouterDropped(command.name), made)
-        return self._answer(made, protocol.GetRouterResult(router))
+            self._context.log(changes.RouterDropped(command.name), entries)
+        return self._answer(entries, protocol.GetRouterResult(router))
 
-    def _get(self, command: protocol.GetRouter, now_ms: int, made: Made) -> Outcome:
-        return self._answer(made, protocol.GetRouterResult(self.routers.get(command.name)))
+    def _get(self, command: protocol.GetRouter, now_ms: int, entries: LogEntries) -> Outcome:
+        return self._answer(entries, protocol.GetRouterResult(self.routers.get(command.name)))
 
-    def _list(self, command: protocol.ListRouters, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: protocol.ListRouters, now_ms: int, entries: LogEntries) -> Outcome:
         if command.version == self.lsn:
-            return self._answer(made, protocol.RouterPage(self.lsn, True, [], False))
+            return self._answer(entries, protocol.RouterPage(self.lsn, True, [], False))
         page: list[Router] = []
         more = False
         for name in self.routers.irange(minimum=max(command.prefix, command.after)):
@@ -144,14 +144,14 @@ class Routers:
                 more = True
                 break
             page.append(router)
-        return self._answer(made, protocol.RouterPage(self.lsn, False, page, more))
+        return self._answer(entries, protocol.RouterPage(self.lsn, False, page, more))
 
     def _numbered(self, name: str, number: int) -> Router | None:
         router: Router | None = self.routers.get(name)
         return router if router is not None and router.number == number else None
 
-    def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return self._context.when_registered(reply, self.lsn, made)
+    def _answer(self, entries: LogEntries, reply: protocol.Reply | StreamsError) -> Outcome:
+        return self._context.when_registered(reply, self.lsn, entries)
 
     # -- applying
 

@@ -20,7 +20,7 @@ from sortedcontainers import SortedDict
 from shard.core import changes
 from shard.core.changes import ShardState
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import LogEntries, Outcome
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
@@ -73,14 +73,16 @@ class Basins:
 
     # -- deciding
 
-    def _refusing(self, handle: Callable[[Any, int, Made], Outcome]) -> Callable[[Any, int, Made], Outcome]:
+    def _refusing(
+        self, handle: Callable[[Any, int, LogEntries], Outcome]
+    ) -> Callable[[Any, int, LogEntries], Outcome]:
         """A refusal rests on the register too, and waits like any answer."""
 
-        def handled(command: Any, now_ms: int, made: Made) -> Outcome:
+        def handled(command: Any, now_ms: int, entries: LogEntries) -> Outcome:
             try:
-                return handle(command, now_ms, made)
+                return handle(command, now_ms, entries)
             except StreamsError as error:
-                return self._answer(made, error.with_traceback(None))
+                return self._answer(entries, error.with_traceback(None))
 
         return handled
 
@@ -90,7 +92,7 @@ class Basins:
             raise BasinNotFound(f"basin {name} does not exist", basin=name)
         return basin
 
-    def _put(self, command: s2.PutBasin, now_ms: int, made: Made) -> Outcome:
+    def _put(self, command: s2.PutBasin, now_ms: int, entries: LogEntries) -> Outcome:
         known: Basin | None = self.basins.get(command.name)
         if known is None:
             if len(self.basins) >= BASINS_MAX:
@@ -105,39 +107,39 @@ class Basins:
                 token=command.token,
                 asked=command.config,
             )
-            return self._register(basin, "created", made)
+            return self._register(basin, "created", entries)
         if known.deleted_ms:
             raise BasinDeletionPending(f"basin {command.name} is being deleted", basin=command.name)
         if command.ensures:
             if known.config == command.config:
-                return self._answer(made, s2.PutBasinReply(known, "noop"))
+                return self._answer(entries, s2.PutBasinReply(known, "noop"))
             if not command.may_update:
                 raise Forbidden(
                     f"basin {command.name} exists with another config, which the caller may not change"
                 )
-            return self._register(replace(known, config=command.config), "updated", made)
+            return self._register(replace(known, config=command.config), "updated", entries)
         if not command.token or (command.token, command.config) != (known.token, known.asked):
             raise ResourceAlreadyExists(f"basin {command.name} already exists", basin=command.name)
-        return self._answer(made, s2.PutBasinReply(known, "noop"))
+        return self._answer(entries, s2.PutBasinReply(known, "noop"))
 
-    def _register(self, basin: Basin, result: s2.Result, made: Made) -> Outcome:
-        self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, s2.PutBasinReply(basin, result))
+    def _register(self, basin: Basin, result: s2.Result, entries: LogEntries) -> Outcome:
+        self._context.log(changes.BasinRegistered(basin), entries)
+        return self._answer(entries, s2.PutBasinReply(basin, result))
 
-    def _patch(self, command: s2.PatchBasin, now_ms: int, made: Made) -> Outcome:
+    def _patch(self, command: s2.PatchBasin, now_ms: int, entries: LogEntries) -> Outcome:
         basin = self._require(command.name)
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
         config = command.patch.apply(basin.config)
         if config != basin.config:
             basin = replace(basin, config=config)
-            self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, s2.GetBasinReply(basin))
+            self._context.log(changes.BasinRegistered(basin), entries)
+        return self._answer(entries, s2.GetBasinReply(basin))
 
-    def _get(self, command: s2.GetBasin, now_ms: int, made: Made) -> Outcome:
-        return self._answer(made, s2.GetBasinReply(self.basins.get(command.name)))
+    def _get(self, command: s2.GetBasin, now_ms: int, entries: LogEntries) -> Outcome:
+        return self._answer(entries, s2.GetBasinReply(self.basins.get(command.name)))
 
-    def _list(self, command: s2.ListBasins, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: s2.ListBasins, now_ms: int, entries: LogEntries) -> Outcome:
         page: list[Basin] = []
         more = False
         for name in self.basins.irange(minimum=max(command.prefix, command.after)):
@@ -149,24 +151,24 @@ class Basins:
             basin = self.basins[name]
             if name > command.after and (basin.deleted_ms or not command.deleted):
                 page.append(basin)
-        return self._answer(made, s2.BasinPage(page, more))
+        return self._answer(entries, s2.BasinPage(page, more))
 
-    def _delete(self, command: s2.DeleteBasin, now_ms: int, made: Made) -> Outcome:
+    def _delete(self, command: s2.DeleteBasin, now_ms: int, entries: LogEntries) -> Outcome:
         basin = self._require(command.name)
         if not basin.deleted_ms:
             basin = replace(basin, deleted_ms=now_ms)
-            self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, s2.GetBasinReply(basin))
+            self._context.log(changes.BasinRegistered(basin), entries)
+        return self._answer(entries, s2.GetBasinReply(basin))
 
-    def _drop(self, command: s2.DropBasin, now_ms: int, made: Made) -> Outcome:
+    def _drop(self, command: s2.DropBasin, now_ms: int, entries: LogEntries) -> Outcome:
         basin: Basin | None = self.basins.get(command.name)
         if basin is None or basin.number != command.number or not basin.deleted_ms:
-            return self._answer(made, s2.GetBasinReply(None))
-        self._context.log(changes.BasinDropped(command.name), made)
-        return self._answer(made, s2.GetBasinReply(basin))
+            return self._answer(entries, s2.GetBasinReply(None))
+        self._context.log(changes.BasinDropped(command.name), entries)
+        return self._answer(entries, s2.GetBasinReply(basin))
 
-    def _answer(self, made: Made, reply: s2.Reply | StreamsError) -> Outcome:
-        return self._context.when_registered(reply, self.lsn, made)
+    def _answer(self, entries: LogEntries, reply: s2.Reply | StreamsError) -> Outcome:
+        return self._context.when_registered(reply, self.lsn, entries)
 
     # -- applying
 

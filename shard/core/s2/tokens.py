@@ -15,7 +15,7 @@ from sortedcontainers import SortedDict
 from shard.core import changes
 from shard.core.changes import ShardState
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import LogEntries, Outcome
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import AccessToken
@@ -45,31 +45,31 @@ class Tokens:
 
     # -- deciding
 
-    def _issue(self, command: s2.IssueToken, now_ms: int, made: Made) -> Outcome:
+    def _issue(self, command: s2.IssueToken, now_ms: int, entries: LogEntries) -> Outcome:
         token = command.token
         known: AccessToken | None = self.tokens.get(token.id)
         if known is not None and _is_valid(known, now_ms):
-            return self._answer(made, ResourceAlreadyExists(f"access token {token.id} already exists"))
+            return self._answer(entries, ResourceAlreadyExists(f"access token {token.id} already exists"))
         if known is None and len(self.tokens) >= TOKENS_MAX:
-            self._drop_expired(now_ms, made)
+            self._drop_expired(now_ms, entries)
             if len(self.tokens) >= TOKENS_MAX:
                 full = f"there are {len(self.tokens)} access tokens already; revoke some"
-                return self._answer(made, Throttled(full, limit="access_tokens"))
-        self._context.log(changes.TokenIssued(token), made)
-        return self._answer(made, s2.FindTokenReply(token))
+                return self._answer(entries, Throttled(full, limit="access_tokens"))
+        self._context.log(changes.TokenIssued(token), entries)
+        return self._answer(entries, s2.FindTokenReply(token))
 
-    def _drop_expired(self, now_ms: int, made: Made) -> None:
+    def _drop_expired(self, now_ms: int, entries: LogEntries) -> None:
         for token in [token for token in self.tokens.values() if not _is_valid(token, now_ms)]:
-            self._context.log(changes.TokenRevoked(token.id), made)
+            self._context.log(changes.TokenRevoked(token.id), entries)
 
-    def _revoke(self, command: s2.RevokeToken, now_ms: int, made: Made) -> Outcome:
+    def _revoke(self, command: s2.RevokeToken, now_ms: int, entries: LogEntries) -> Outcome:
         known: AccessToken | None = self.tokens.get(command.id)
         if known is None or not _is_valid(known, now_ms):
-            return self._answer(made, AccessTokenNotFound(f"access token {command.id} does not exist"))
-        self._context.log(changes.TokenRevoked(command.id), made)
-        return self._answer(made, s2.FindTokenReply(known))
+            return self._answer(entries, AccessTokenNotFound(f"access token {command.id} does not exist"))
+        self._context.log(changes.TokenRevoked(command.id), entries)
+        return self._answer(entries, s2.FindTokenReply(known))
 
-    def _list(self, command: s2.ListTokens, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: s2.ListTokens, now_ms: int, entries: LogEntries) -> Outcome:
         page: list[AccessToken] = []
         more = False
         for id in self.tokens.irange(minimum=max(command.prefix, command.after)):
@@ -82,15 +82,15 @@ class Tokens:
                 more = True
                 break
             page.append(token)
-        return self._answer(made, s2.TokenPage(page, more))
+        return self._answer(entries, s2.TokenPage(page, more))
 
-    def _find(self, command: s2.FindToken, now_ms: int, made: Made) -> Outcome:
+    def _find(self, command: s2.FindToken, now_ms: int, entries: LogEntries) -> Outcome:
         token = self._by_digest.get(command.digest)
         is_valid = token is not None and _is_valid(token, now_ms)
-        return self._answer(made, s2.FindTokenReply(token if is_valid else None, token is not None))
+        return self._answer(entries, s2.FindTokenReply(token if is_valid else None, token is not None))
 
-    def _answer(self, made: Made, reply: s2.Reply | StreamsError) -> Outcome:
-        return self._context.when_registered(reply, self.lsn, made)
+    def _answer(self, entries: LogEntries, reply: s2.Reply | StreamsError) -> Outcome:
+        return self._context.when_registered(reply, self.lsn, entries)
 
     # -- applying
 

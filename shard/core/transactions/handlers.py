@@ -25,10 +25,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from shard.core import changes
-from shard.core.boxes.box import Box, stand_in
+from shard.core.boxes.box import Box, placeholder
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
 from shard.core.transactions.commits import Commit, Start, Step, Target, render_step
 from shard.core.transactions.epochs import Epoch
@@ -78,20 +78,20 @@ class Committing:
 
     # -- putting
 
-    def _put(self, command: bulk.TxnPut, now_ms: int, made: Made) -> Outcome:
+    def _put(self, command: bulk.TxnPut, now_ms: int, entries: LogEntries) -> Outcome:
         txns, txn = self._txns, command.txn
-        marks, refusal = self._known(txn, command.caller, made)
+        marks, refusal = self._known(txn, command.caller, entries)
         if refusal is not None:
             return refusal
         done = _done(marks, txn.epoch)
         if done is not None:
-            return self._when_durable(bulk.TxnPutReply(True, False, 0), done.lsn, made)
+            return self._when_durable(bulk.TxnPutReply(True, False, 0), done.lsn, entries)
         others = txns.held_by_others(txn.writer, txn.query) if txn.reset else {}
         epoch = txns.find(txn.writer, txn.epoch) if txn.epoch not in others else None
         replaced: list[str] = []
         if epoch is not None and txn.attempt and txn.attempt != epoch.attempt:
             if txn.attempt in epoch.replaced:
-                return self._replaced(txn, made)
+                return self._replaced(txn, entries)
             replaced = [*epoch.replaced, epoch.attempt][-REPLACED_MAX:]
             others[txn.epoch] = epoch
             epoch = None
@@ -102,7 +102,7 @@ class Committing:
             assert epoch is not None
             lsn = chunks[command.chunk].lsn
             wait = self._context.durability.wait_for_held_rows(lsn)
-            return reply_after(wait, made, bulk.TxnPutReply(False, True, epoch.bytes))
+            return reply_after(wait, entries, bulk.TxnPutReply(False, True, epoch.bytes))
         freed = sum(other.bytes for other in others.values())
         cost = cost_of(command.rows_head, command.body)
         account = _account_of(command.caller)
@@ -114,7 +114,7 @@ class Committing:
         was_others = any(other.query != txn.query for other in others.values())
         takes_over = was_others or any(mark.query != txn.query for mark in txns.marks.get(txn.writer, ()))
         for number in others:  # this query takes the writer over, or this attempt replaces another
-            self._context.log(changes.TxnDropped(txn.writer, number), made)
+            self._context.log(changes.TxnDropped(txn.writer, number), entries)
         change = changes.TxnHeld(
             txn.writer,
             txn.epoch,
@@ -129,15 +129,15 @@ class Committing:
             txn.attempt or (epoch.attempt if epoch is not None else ""),
             replaced,
         )
-        lsn = self._context.log(change, made)
+        lsn = self._context.log(change, entries)
         held = txns.find(txn.writer, txn.epoch)
         assert held is not None
         if command.rows is not None:
             txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
         wait = self._context.durability.wait_for_held_rows(lsn)
-        return reply_after(wait, made, bulk.TxnPutReply(False, False, held.bytes))
+        return reply_after(wait, entries, bulk.TxnPutReply(False, False, held.bytes))
 
-    def _replaced(self, txn: bulk.Txn, made: Made) -> Outcome:
+    def _replaced(self, txn: bulk.Txn, entries: LogEntries) -> Outcome:
         error = WriterConflict(
             f"attempt: {quote(txn.attempt)} of epoch {txn.epoch} of {quote(txn.writer)} was replaced by a "
             "later attempt, which has dropped its rows; end this one",
@@ -145,14 +145,14 @@ class Committing:
             query=txn.query,
             epoch=txn.epoch,
         )
-        return self._when_durable(error, self._context.lsn, made)
+        return self._when_durable(error, self._context.lsn, entries)
 
     def _owner_after(self, txn: bulk.Txn, caller: bulk.Caller) -> str:
         """The key that the writer belongs to once this caller has put or committed something."""
         owners = self._txns.owners_of(txn.writer)
         return min(owners) if owners and not txn.reset else caller.key_id
 
-    def _refuse_stranger(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> Outcome | None:
+    def _refuse_stranger(self, txn: bulk.Txn, caller: bulk.Caller, entries: LogEntries) -> Outcome | None:
         """A refusal if the writer belongs to another key. A key that may do everything takes it over with
         `reset`."""
         grant = caller.grant
@@ -165,24 +165,26 @@ class Committing:
             "or another writer. A key with scope admin and without prefixes takes a writer over with reset",
             field="writer",
         )
-        return self._when_durable(error, self._context.lsn, made)
+        return self._when_durable(error, self._context.lsn, entries)
 
-    def _known(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> tuple[list[Mark], Outcome | None]:
+    def _known(
+        self, txn: bulk.Txn, caller: bulk.Caller, entries: LogEntries
+    ) -> tuple[list[Mark], Outcome | None]:
         """The marks that count for this transaction, or a refusal: they are another key's or query's."""
-        refusal = self._refuse_stranger(txn, caller, made)
+        refusal = self._refuse_stranger(txn, caller, entries)
         if refusal is not None:
             return [], refusal
         marks = self._txns.marks.get(txn.writer, ())
         if not txn.reset:
             for mark in marks:
                 if mark.query != txn.query:
-                    return [], self._conflict(txn, mark.query, mark.epoch, mark.lsn, made)
+                    return [], self._conflict(txn, mark.query, mark.epoch, mark.lsn, entries)
             for number, epoch in self._txns.held_by_others(txn.writer, txn.query).items():
                 if epoch.takes_over:
-                    return [], self._conflict(txn, epoch.query, number, self._context.lsn, made)
+                    return [], self._conflict(txn, epoch.query, number, self._context.lsn, entries)
         return [mark for mark in marks if mark.query == txn.query], None
 
-    def _conflict(self, txn: bulk.Txn, query: str, epoch: int, lsn: int, made: Made) -> Outcome:
+    def _conflict(self, txn: bulk.Txn, query: str, epoch: int, lsn: int, entries: LogEntries) -> Outcome:
         error = WriterConflict(
             f"query: {quote(txn.writer)} was last used by {quote(query)} (epoch {epoch}), not by "
             f"{quote(txn.query)}; its epochs may mean something else. Use another writer, or say reset to "
@@ -191,11 +193,11 @@ class Committing:
             query=query,
             epoch=epoch,
         )
-        return self._when_durable(error, lsn, made)
+        return self._when_durable(error, lsn, entries)
 
-    def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, made: Made) -> Outcome:
+    def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, entries: LogEntries) -> Outcome:
         """An answer that rests on a change of this lsn."""
-        return reply_after(self._context.durability.wait_for_transaction(lsn), made, reply)
+        return reply_after(self._context.durability.wait_for_transaction(lsn), entries, reply)
 
     def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, boxes: int, account: str) -> None:
         """What is known of held rows must fit into memory. The rows themselves are bounded by the disk."""
@@ -239,10 +241,10 @@ class Committing:
 
     # -- committing
 
-    def _commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
+    def _commit(self, command: bulk.TxnCommit, now_ms: int, entries: LogEntries) -> Outcome:
         outcome: Outcome | None = None
         try:
-            outcome = self._try_commit(command, now_ms, made)
+            outcome = self._try_commit(command, now_ms, entries)
         except (NotLoaded, TagsNotLoaded):
             raise  # it is asked again
         finally:
@@ -257,19 +259,19 @@ class Committing:
             if chunk.held is not None and not chunk.is_counted:
                 chunk.forget()
 
-    def _try_commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
+    def _try_commit(self, command: bulk.TxnCommit, now_ms: int, entries: LogEntries) -> Outcome:
         context, txn = self._context, command.txn
-        marks, refusal = self._known(txn, command.caller, made)
+        marks, refusal = self._known(txn, command.caller, entries)
         if refusal is not None:
             return refusal
         done = _done(marks, txn.epoch)
         if done is not None:
-            return self._when_durable(bulk.TxnCommitReply(True, 0, []), done.lsn, made)
+            return self._when_durable(bulk.TxnCommitReply(True, 0, []), done.lsn, entries)
         self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
         held = self._txns.find(txn.writer, txn.epoch)
         if held is not None and txn.attempt in held.replaced:
-            return self._replaced(txn, made)
+            return self._replaced(txn, entries)
         epoch = self._required(command)
         planned: list[_Planned] = []
         totals = epoch.totals_of(parcels)
@@ -280,21 +282,21 @@ class Committing:
             try:
                 if box is None and not _may_create(context, name, epoch.create_of(name)):
                     raise BoxNotFound(f"box {name} does not exist (any more)", box=name)
-                planned.append(_Planned(name, box, self._plan(name, box, own, now_ms, made)))
+                planned.append(_Planned(name, box, self._plan(name, box, own, now_ms, entries)))
             except StreamsError as error:
                 if box is None:
                     raise
-                return context.answer(box, error.with_traceback(None), made, box.last_lsn)
+                return context.answer(box, error.with_traceback(None), entries, box.last_lsn)
         size = sum(rows.size for rows in totals.values())
         self._check_room(command, planned, size, now_ms)
         needed = self._to_load(command, epoch, parcels, planned)
         if command.dry:
-            return Outcome(made, _told(planned))
+            return Outcome(entries, _told(planned))
         if any(chunk.lsn > context.durability.logged_lsn for chunk in needed):
-            return Outcome(made, None, needs=(UNFINISHED,))  # it is on its way to the file
+            return Outcome(entries, None, needs=(UNFINISHED,))  # it is on its way to the file
         if needed:
-            return Outcome(made, None, needs=(ChunksNotLoaded(needed),))
-        return self._make(command, epoch, parcels, planned, now_ms, made)
+            return Outcome(entries, None, needs=(ChunksNotLoaded(needed),))
+        return self._make(command, epoch, parcels, planned, now_ms, entries)
 
     def _to_load(
         self, command: bulk.TxnCommit, epoch: Epoch, parcels: list[str], planned: Sequence[_Planned]
@@ -315,12 +317,12 @@ class Committing:
             )
         return [chunk for chunk in chunks if chunk.held is None]
 
-    def _drop_later_others(self, txn: bulk.Txn, made: Made) -> None:
+    def _drop_later_others(self, txn: bulk.Txn, entries: LogEntries) -> None:
         """Drops later epochs that other queries hold: with the mark of this commit they are refused, and what
         is left of them must not be taken for rows of this query when it comes to these epochs."""
         for number in self._txns.held_by_others(txn.writer, txn.query):
             if number > txn.epoch:
-                self._context.log(changes.TxnDropped(txn.writer, number), made)
+                self._context.log(changes.TxnDropped(txn.writer, number), entries)
 
     def _required(self, command: bulk.TxnCommit) -> Epoch:
         """What is held, if it is all that is named; that may be nothing."""
@@ -337,14 +339,16 @@ class Committing:
                 )
         return epoch
 
-    def _plan(self, name: str, box: Box | None, rows: Piece, now_ms: int, made: Made) -> changes.TxnPart:
+    def _plan(
+        self, name: str, box: Box | None, rows: Piece, now_ms: int, entries: LogEntries
+    ) -> changes.TxnPart:
         """What this commit would do to a box."""
         context = self._context
         if box is not None:
-            context.expire(box, now_ms, made)
+            context.expire(box, now_ms, entries)
             stands_for = box
         else:
-            stands_for = stand_in(context.plan_box(name, None, now_ms))
+            stands_for = placeholder(context.plan_box(name, None, now_ms))
         if stands_for.fencing_token:
             raise FencingTokenMismatch(
                 f"{name} is fenced by a token; a transaction has none", box=name, field="fencing_token"
@@ -391,7 +395,7 @@ class Committing:
         parcels: list[str],
         planned: Sequence[_Planned],
         now_ms: int,
-        made: Made,
+        entries: LogEntries,
     ) -> Outcome:
         context, txn = self._context, command.txn
         stored: list[tuple[Box, changes.TxnPart]] = []
@@ -399,24 +403,24 @@ class Committing:
         for name, box, part in planned:
             if box is None:
                 created = context.plan_box(name, None, now_ms)
-                context.log(created, made)
+                context.log(created, entries)
                 part.generation = created.generation
                 box = context.generations[created.generation]
             if box.is_memory:
                 in_memory.append((box, part))
                 continue
-            context.reserve(box, part.first_seq + sum(part.counts) - 1, made)
+            context.reserve(box, part.first_seq + sum(part.counts) - 1, entries)
             stored.append((box, part))
         memory_batches = _render_in_memory(in_memory, list(epoch.ordered(parcels)), now_ms)
         is_small = self._txns.is_small(epoch)
-        self._drop_later_others(txn, made)
+        self._drop_later_others(txn, entries)
         parts = [part for _, part in stored]
         owner = self._owner_after(txn, command.caller)
         lsn = context.log(
             changes.TxnCommitted(
                 txn.writer, txn.epoch, txn.query, now_ms, parcels, parts, owner, self._once_after(txn)
             ),
-            made,
+            entries,
         )
         for box, _ in stored:
             context.durability.show_commit(box, lsn)
@@ -425,27 +429,29 @@ class Committing:
         objects = [box.name for box, _ in stored if box.is_object]
         commit = self._txns.commits.get(lsn)
         if commit is not None and objects:
-            self._render_now(commit, objects, made)
+            self._render_now(commit, objects, entries)
             waits_for = context.lsn
         if commit is not None and is_small:
-            self._render_now(commit, None, made)
+            self._render_now(commit, None, entries)
         if commit is not None:
             for chunk in commit.chunks:
                 chunk.forget()
-        wakes = self._append_in_memory(in_memory, memory_batches, now_ms, made)
+        wakes = self._append_in_memory(in_memory, memory_batches, now_ms, entries)
         wait = context.durability.wait_for_commit(waits_for, (box for box, _ in stored))
-        return reply_after(wait, made, _told(planned), tuple(wakes))._replace(afterthoughts=True)
+        return reply_after(wait, entries, _told(planned), tuple(wakes))._replace(afterthoughts=True)
 
-    def _render_now(self, commit: Commit, only: Sequence[str] | None, made: Made) -> None:
+    def _render_now(self, commit: Commit, only: Sequence[str] | None, entries: LogEntries) -> None:
         """Renders rows of a commit whose chunks are in memory, as far as they have rows of these boxes."""
         step = commit.plan(1 << 62, only)
         wanted = set(step.starts)
         step = step._replace(chunks=[chunk for chunk in step.chunks if not wanted.isdisjoint(chunk.boxes)])
         loaded = [chunk.taken_apart() for chunk in step.chunks]
         for generation, batch in list(render_step(step, loaded)):
-            self._context.log(changes.BatchKept(generation, batch), made)
+            self._context.log(changes.BatchKept(generation, batch), entries)
 
-    def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], made: Made) -> None:
+    def keep_rendered(
+        self, commit: Commit, batches: Sequence[tuple[int, Batch]], entries: LogEntries
+    ) -> None:
         """Logs batches of a commit that were rendered meanwhile. Those whose place is gone are left out."""
         context = self._context
         for generation, batch in batches:
@@ -455,11 +461,11 @@ class Committing:
                 continue
             at = box.log.tail.at(batch.first_seq)
             if at is not None and box.log.tail.batches[at] is rows:
-                context.stage(changes.BatchKept(generation, batch), box, made)
+                context.stage(changes.BatchKept(generation, batch), box, entries)
 
-    def end_step(self, commit: Commit, chunks: int, made: Made) -> None:
+    def end_step(self, commit: Commit, chunks: int, entries: LogEntries) -> None:
         if commit.lsn in self._txns.commits:
-            self._context.log(changes.TxnRendered(commit.lsn, chunks), made)
+            self._context.log(changes.TxnRendered(commit.lsn, chunks), entries)
 
     def _once_after(self, txn: bulk.Txn) -> bool:
         """Whether the mark may expire: not if the writer had one that does not."""
@@ -470,14 +476,14 @@ class Committing:
         boxes: Sequence[tuple[Box, changes.TxnPart]],
         batches_of: dict[int, list[Batch]],
         now_ms: int,
-        made: Made,
+        entries: LogEntries,
     ) -> list[str]:
         context = self._context
         wakes: list[str] = []
         for box, part in boxes:
             cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
             for batch in batches_of.get(part.generation, ()):
-                context.stage(changes.BatchAppended(box.generation, batch, now_ms, None, *cuts), box, made)
+                context.stage(changes.BatchAppended(box.generation, batch, now_ms, None, *cuts), box, entries)
                 cuts = (0, 0, 0, 0, 0)
             wakes.append(box.name)
             if box.outboxes and context.forwarding.note(box):
@@ -486,54 +492,54 @@ class Committing:
 
     # -- dropping
 
-    def _abort(self, command: bulk.TxnAbort, now_ms: int, made: Made) -> Outcome:
+    def _abort(self, command: bulk.TxnAbort, now_ms: int, entries: LogEntries) -> Outcome:
         txns, txn = self._txns, command.txn
         if command.forgets:
-            return self._forget(command, made)
+            return self._forget(command, entries)
         epoch = txns.find(txn.writer, txn.epoch)
         if epoch is None or txn.attempt in epoch.replaced:  # its rows are gone; those held are another's
-            return Outcome(made, bulk.TxnAbortReply(0, 0))
+            return Outcome(entries, bulk.TxnAbortReply(0, 0))
         if not _may_abort(command.caller, epoch):
-            refusal = self._refuse_stranger(txn, command.caller, made)
+            refusal = self._refuse_stranger(txn, command.caller, entries)
             if refusal is not None:
                 return refusal
         parcels = [each for each in epoch.parcels if not command.parcels or each in set(command.parcels)]
         before = txns.bytes
         if not parcels:
-            return Outcome(made, bulk.TxnAbortReply(0, 0))
+            return Outcome(entries, bulk.TxnAbortReply(0, 0))
         named = parcels if len(parcels) < len(epoch.parcels) else []
-        lsn = self._context.log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
+        lsn = self._context.log(changes.TxnDropped(txn.writer, txn.epoch, named), entries)
         wait = self._context.durability.wait_for_held_rows(lsn)
-        return reply_after(wait, made, bulk.TxnAbortReply(len(parcels), before - txns.bytes))
+        return reply_after(wait, entries, bulk.TxnAbortReply(len(parcels), before - txns.bytes))
 
-    def _forget(self, command: bulk.TxnAbort, made: Made) -> Outcome:
+    def _forget(self, command: bulk.TxnAbort, entries: LogEntries) -> Outcome:
         """Drops all that is held for the writer, and its mark."""
         txns, writer, caller = self._txns, command.txn.writer, command.caller
         known = txns.of_writer(writer)
         if not _is_admin_of_all(caller):
-            refusal = self._refuse_stranger(command.txn, caller, made)
+            refusal = self._refuse_stranger(command.txn, caller, entries)
             if refusal is not None:
                 return refusal
         before, parcels = txns.bytes, sum(len(epoch.parcels) for epoch in known.values())
         for number in known:
-            self._context.log(changes.TxnDropped(writer, number), made)
+            self._context.log(changes.TxnDropped(writer, number), entries)
         is_known = writer in txns.marks
         if is_known:
-            self._context.log(changes.TxnForgotten(writer), made)
+            self._context.log(changes.TxnForgotten(writer), entries)
         reply = bulk.TxnAbortReply(parcels, before - txns.bytes, is_known)
-        return self._when_durable(reply, self._context.lsn if made else 0, made)
+        return self._when_durable(reply, self._context.lsn if entries else 0, entries)
 
-    def tick(self, now_ms: int, made: Made) -> None:
+    def tick(self, now_ms: int, entries: LogEntries) -> None:
         """Drops what nobody has put to for too long."""
         for _ in range(_EXPIRED_MAX):
             expired = self._txns.expired(now_ms)
             if expired is None:
                 return
-            self._context.log(changes.TxnDropped(*expired), made)
+            self._context.log(changes.TxnDropped(*expired), entries)
 
     # -- telling
 
-    def _list(self, command: bulk.TxnList, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: bulk.TxnList, now_ms: int, entries: LogEntries) -> Outcome:
         txns, caller = self._txns, command.caller
         held = [
             bulk.PendingTxn(
@@ -564,7 +570,7 @@ class Committing:
             if commit.writer.startswith(command.prefix) and _may_list_writer(caller, txns, commit.writer)
         ]
         state = bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more, rendering)
-        return self._when_durable(state, lsn, made)
+        return self._when_durable(state, lsn, entries)
 
 
 def _account_of(caller: bulk.Caller) -> str:

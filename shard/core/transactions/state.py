@@ -491,7 +491,7 @@ class Txns:
         if not self.commits:
             return
         for box in self._context.boxes.values():
-            for rows in box.log.tail.unrendered():
+            for rows in box.log.tail.unrendered_rows():
                 commit = self.commits[rows.commit_lsn]
                 commit.add_place(box.name, rows)
                 commit.objects_open += box.is_object
