@@ -27,7 +27,7 @@ a long delete) is complete in itself. Five reasons; the first three are raised, 
 The other two are returned by handlers:
 
     ChunksNotLoaded   held rows that a commit needs whole: read from the log (`transactions/chunks.py`)
-    Unfinished        nothing is to be fetched; other commands, or the log, get their turn in between
+    NeedsAnotherStep  nothing is to be fetched; other commands, or the log, get their turn in between
                       (`boxes/sealed.py`)
 
 *Appliers* mutate. A change is a fact, worked out in full: an applier asks no question whose answer could

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from shard.core.boxes.sealed import NotLoaded, Segment, NeedsAnotherStep
+from shard.core.boxes.sealed import NeedsAnotherStep, NotLoaded, Segment
 from shard.core.changes import TxnHeld
 from shard.core.machine import Machine, Missing
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded

@@ -240,7 +240,7 @@ class LogRepair:
             box = self._require(change.generation)
             self._lose_unrendered_before(box, change.batch.first_seq)
             is_new = change.batch.first_seq > box.log.head_seq  # from a transaction with a missing frame
-            if is_new or (box.is_memory and not box.log.records_awaited):  # or it was about to be stored: see below
+            if is_new or (box.is_memory and not box.log.records_awaited):  # or about to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
                 return BatchAppended(change.generation, change.batch, box.last_append_ms)
         elif isinstance(change, changes.BoxConfigured):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from streams.protocol.messages import bulk
 from streams.protocol.messages.commands import Scan
 
@@ -23,29 +23,29 @@ class Scanning:
         context.on_command(bulk.States, self._states)
         context.on_command(bulk.Locate, self._locate)
 
-    def _scan(self, command: Scan, now_ms: int, made: Made) -> Outcome:
-        box = self._context.find_box(command.box, now_ms, made)
+    def _scan(self, command: Scan, now_ms: int, entries: LogEntries) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, entries)
         box.volatile.last_read_ms = now_ms
-        return self._context.answer(box, box.scan(command), made, box.floor_lsn)
+        return self._context.answer(box, box.scan(command), entries, box.floor_lsn)
 
-    def _states(self, command: bulk.States, now_ms: int, made: Made) -> Outcome:
+    def _states(self, command: bulk.States, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
-        found: list[bulk.BoxPosition] = []
+        positions: list[bulk.BoxPosition] = []
         more = False
-        listed: list[tuple[Box, int]] = []
-        for box in self._named(command):
-            if len(found) == command.limit:
+        boxes: list[tuple[Box, int]] = []
+        for box in self._requested_boxes(command):
+            if len(positions) == command.limit:
                 more = True
                 break
             try:
-                context.expire(box, now_ms, made)
+                context.expire(box, now_ms, entries)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
-            listed.append((box, box.floor_lsn))
-            found.append(_position(box))
-        return reply_after(context.durability.wait_for_list(listed), made, bulk.Positions(found, more))
+            boxes.append((box, box.floor_lsn))
+            positions.append(_position(box))
+        return reply_after(context.durability.wait_for_list(boxes), entries, bulk.Positions(positions, more))
 
-    def _named(self, command: bulk.States) -> Iterator[Box]:
+    def _requested_boxes(self, command: bulk.States) -> Iterator[Box]:
         boxes = self._context.boxes
         if command.boxes is not None:
             yield from (boxes[name] for name in sorted(set(command.boxes)) if name in boxes)
@@ -56,20 +56,20 @@ class Scanning:
             if name > command.after or not command.after:
                 yield boxes[name]
 
-    def _locate(self, command: bulk.Locate, now_ms: int, made: Made) -> Outcome:
+    def _locate(self, command: bulk.Locate, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
-        found: list[tuple[int, int] | None] = []
-        listed: list[tuple[Box, int]] = []
+        positions: list[tuple[int, int] | None] = []
+        boxes: list[tuple[Box, int]] = []
         for name, ts in command.lookups:
             box: Box | None = context.boxes.get(name)
             if box is None:
-                found.append(None)
+                positions.append(None)
                 continue
-            context.expire(box, now_ms, made)
-            listed.append((box, box.floor_lsn))
+            context.expire(box, now_ms, entries)
+            boxes.append((box, box.floor_lsn))
             seq = min(box.log.first_seq_at(ts), box.log.visible_seq + 1)
-            found.append((box.generation, max(seq, box.visible_earliest_seq)))
-        return reply_after(context.durability.wait_for_list(listed), made, bulk.LocateReply(found))
+            positions.append((box.generation, max(seq, box.visible_earliest_seq)))
+        return reply_after(context.durability.wait_for_list(boxes), entries, bulk.LocateReply(positions))
 
 
 def _position(box: Box) -> bulk.BoxPosition:

@@ -18,7 +18,7 @@ from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.boxes.live_runs import RunCollector, walk_live_runs
 from shard.core.context import Context
-from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.s2.stream import StreamState
 from streams.protocol.errors import (
     CipherMismatch,
@@ -86,24 +86,24 @@ class Streams:
             raise StreamDeletionPending(f"stream {name} is being deleted", stream=name)
         return box, box.stream
 
-    def _found(self, name: str, now_ms: int, made: Made) -> tuple[Box, StreamState]:
+    def _found(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, StreamState]:
         """The same, without what is to be trimmed or has expired by now."""
         box, state = self._require(name)
-        self.expire(box, state, now_ms, made)
+        self.expire(box, state, now_ms, entries)
         return box, state
 
-    def expire(self, box: Box, state: StreamState, now_ms: int, made: Made) -> None:
+    def expire(self, box: Box, state: StreamState, now_ms: int, entries: LogEntries) -> None:
         earliest_seq = box.log.earliest_seq
         if state.trimmed_before(now_ms) > earliest_seq:
             deleted = box.plan_trim(state.trimmed_before(now_ms), now_ms)
-            self._context.stage(deleted, box, made)
+            self._context.stage(deleted, box, entries)
         if state.expired_before(now_ms) > box.log.earliest_seq:
             evicted = box.plan_eviction(state.expired_before(now_ms), "ttl", now_ms)
-            self._context.stage(evicted, box, made)
+            self._context.stage(evicted, box, entries)
 
     # -- being there
 
-    def _put(self, command: s2.PutStream, now_ms: int, made: Made) -> Outcome:
+    def _put(self, command: s2.PutStream, now_ms: int, entries: LogEntries) -> Outcome:
         spec = command.asked.over(command.defaults).over(DEFAULTS)
         box = self._context.boxes.get(command.box)
         if box is None:
@@ -120,9 +120,9 @@ class Streams:
             )
             config = replace(spec.box_config, durability="object" if self._in_store else "fsync")
             created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
-            lsn = self._context.log(created, made)
+            lsn = self._context.log(created, entries)
             wait = self._context.durability.wait_for_config(lsn, config.durability)
-            return reply_after(wait, made, s2.PutStreamReply(stream, "created"))
+            return reply_after(wait, entries, s2.PutStreamReply(stream, "created"))
         assert box.stream is not None, "no other box has such a name"
         stream = box.stream.stream
         if stream.deleted_ms or stream.basin_number != command.basin_number:
@@ -134,41 +134,41 @@ class Streams:
                     raise Forbidden(
                         f"stream {command.box} exists with another config, which the caller may not change"
                     )
-                stream = self._state(box, replace(stream, spec=spec), made)
+                stream = self._state(box, replace(stream, spec=spec), entries)
                 result = "updated"
         elif not command.token or (command.token, command.asked) != (stream.token, stream.asked):
             raise ResourceAlreadyExists(f"stream {command.box} already exists", stream=command.box)
-        return self._context.answer(box, s2.PutStreamReply(stream, result), made, box.config_lsn)
+        return self._context.answer(box, s2.PutStreamReply(stream, result), entries, box.config_lsn)
 
-    def _patch(self, command: s2.PatchStream, now_ms: int, made: Made) -> Outcome:
-        box, state = self._found(command.box, now_ms, made)
+    def _patch(self, command: s2.PatchStream, now_ms: int, entries: LogEntries) -> Outcome:
+        box, state = self._found(command.box, now_ms, entries)
         spec = command.patch.apply(state.stream.spec).over(command.defaults).over(DEFAULTS)
         stream = state.stream
         if spec != stream.spec:
-            stream = self._state(box, replace(stream, spec=spec), made)
-        return self._context.answer(box, s2.GetStreamReply(stream), made, box.config_lsn)
+            stream = self._state(box, replace(stream, spec=spec), entries)
+        return self._context.answer(box, s2.GetStreamReply(stream), entries, box.config_lsn)
 
-    def _state(self, box: Box, stream: Stream, made: Made) -> Stream:
+    def _state(self, box: Box, stream: Stream, entries: LogEntries) -> Stream:
         config = replace(stream.spec.box_config, durability=box.config.durability)
-        self._context.log(changes.StreamStated(box.generation, config, stream), made)
+        self._context.log(changes.StreamStated(box.generation, config, stream), entries)
         return stream
 
-    def _get(self, command: s2.GetStream, now_ms: int, made: Made) -> Outcome:
+    def _get(self, command: s2.GetStream, now_ms: int, entries: LogEntries) -> Outcome:
         box, state = self._require(command.box)
-        return self._context.answer(box, s2.GetStreamReply(state.stream), made, box.config_lsn)
+        return self._context.answer(box, s2.GetStreamReply(state.stream), entries, box.config_lsn)
 
-    def _delete(self, command: s2.DeleteStream, now_ms: int, made: Made) -> Outcome:
+    def _delete(self, command: s2.DeleteStream, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.boxes.get(command.box)
         if box is None or box.stream is None:
             raise StreamNotFound(f"stream {command.box} does not exist", stream=command.box)
         stream = box.stream.stream
         is_meant = command.basin_number in (0, stream.basin_number)
         if is_meant and not stream.deleted_ms:
-            stream = self._state(box, replace(stream, deleted_ms=now_ms), made)
-        answer = self._context.answer(box, s2.GetStreamReply(stream), made, box.config_lsn)
+            stream = self._state(box, replace(stream, deleted_ms=now_ms), entries)
+        answer = self._context.answer(box, s2.GetStreamReply(stream), entries, box.config_lsn)
         return answer._replace(wakes=(box.name,))  # those that follow it are told
 
-    def _list(self, command: s2.ListStreams, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: s2.ListStreams, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         page: list[tuple[str, Stream]] = []
         reached = command.after
@@ -178,15 +178,15 @@ class Streams:
                 break
             if len(page) == command.limit or looked == _LISTED_MAX:
                 wait = context.durability.wait_for_list(listed)
-                return reply_after(wait, made, s2.StreamPage(page, reached))
+                return reply_after(wait, entries, s2.StreamPage(page, reached))
             reached = name
             box = context.boxes[name]
             if name > command.after and box.stream is not None:
                 listed.append((box, box.config_lsn))
                 page.append((name, box.stream.stream))
-        return reply_after(context.durability.wait_for_list(listed), made, s2.StreamPage(page))
+        return reply_after(context.durability.wait_for_list(listed), entries, s2.StreamPage(page))
 
-    def _get_usage(self, command: s2.GetUsage, now_ms: int, made: Made) -> Outcome:
+    def _get_usage(self, command: s2.GetUsage, now_ms: int, entries: LogEntries) -> Outcome:
         """Of what readers may have, so it waits for nothing."""
         boxes = self._context.boxes
         count = records = size = 0
@@ -195,23 +195,23 @@ class Streams:
             if not name.startswith(command.prefix) or (command.is_exact and name != command.prefix):
                 break
             if looked == _LISTED_MAX:
-                return Outcome(made, s2.StreamUsage(count, records, size, reached))
+                return Outcome(entries, s2.StreamUsage(count, records, size, reached))
             reached = name
             box = boxes[name]
             if name > command.after and box.stream is not None:
                 box_records, box_size = box.log.visible_totals()
                 count, records, size = count + 1, records + box_records, size + box_size
-        return Outcome(made, s2.StreamUsage(count, records, size))
+        return Outcome(entries, s2.StreamUsage(count, records, size))
 
     # -- records
 
-    def _append(self, command: s2.AppendStream, now_ms: int, made: Made) -> Outcome:
+    def _append(self, command: s2.AppendStream, now_ms: int, entries: LogEntries) -> Outcome:
         if not command.chain:
-            return self._append_one(command, now_ms, made)
+            return self._append_one(command, now_ms, entries)
         if command.chain in self._broken:
             raise InvalidRequest("an earlier input of this session has failed")
         try:
-            return self._append_one(command, now_ms, made)
+            return self._append_one(command, now_ms, entries)
         except StreamsError:
             self.break_chain(command.chain)
             raise
@@ -222,8 +222,8 @@ class Streams:
         if len(self._broken) > _BROKEN_MAX:
             del self._broken[next(iter(self._broken))]
 
-    def _append_one(self, command: s2.AppendStream, now_ms: int, made: Made) -> Outcome:
-        box, state = self._found(command.box, now_ms, made)
+    def _append_one(self, command: s2.AppendStream, now_ms: int, entries: LogEntries) -> Outcome:
+        box, state = self._found(command.box, now_ms, entries)
         log, config = box.log, box.config
         if command.cipher != state.stream.cipher:
             raise CipherMismatch(f"{box.name} is kept with another cipher", cipher=state.stream.cipher)
@@ -253,15 +253,15 @@ class Streams:
         )
         change = changes.StreamAppended(box.generation, batch, now_ms, fence=command.fence, trim_seq=trim_seq)
         answer = s2.AppendStreamReply(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
-        return self._context.append_batch(command, box, change, False, made)._replace(reply=answer)
+        return self._context.append_batch(command, box, change, False, entries)._replace(reply=answer)
 
-    def _get_tail(self, command: s2.GetStreamTail, now_ms: int, made: Made) -> Outcome:
-        box, _ = self._found(command.box, now_ms, made)
+    def _get_tail(self, command: s2.GetStreamTail, now_ms: int, entries: LogEntries) -> Outcome:
+        box, _ = self._found(command.box, now_ms, entries)
         tail = s2.StreamTail(box.log.visible_seq, box.log.visible_ts)
-        return self._context.answer(box, tail, made, box.floor_lsn)
+        return self._context.answer(box, tail, entries, box.floor_lsn)
 
-    def _read(self, command: ReadStream, now_ms: int, made: Made) -> Outcome:
-        box, state = self._found(command.box, now_ms, made)
+    def _read(self, command: ReadStream, now_ms: int, entries: LogEntries) -> Outcome:
+        box, state = self._found(command.box, now_ms, entries)
         if command.generation not in (None, box.generation):
             raise StreamNotFound(f"stream {box.name} was deleted, and made anew", stream=box.name)
         log = box.log
@@ -274,7 +274,7 @@ class Streams:
         page = _Page(command)
         reached = page.fill(box, start)
         if command.wait_ms and not page.parts and not page.is_full:
-            return Outcome(made, None)
+            return Outcome(entries, None)
         box.volatile.last_read_ms = now_ms
         reply = s2.StreamRecords(
             records=sequenced.SEPARATOR.join(page.parts),
@@ -286,7 +286,7 @@ class Streams:
             cipher=state.stream.cipher,
             is_full=page.is_full,
         )
-        return self._context.answer(box, reply, made, rests_on)
+        return self._context.answer(box, reply, entries, rests_on)
 
     # -- applying
 

@@ -1,6 +1,7 @@
 """Transactions: rows held until their commit, and commits that are rendered in steps.
 
 handlers        commands enter here: put, commit, abort, list; what expires
+permissions     which callers may see or end a transaction of another key
 state           held rows, commits that are not rendered, the mark of each writer; appliers of their changes
 validation      whether the rows that a change needs are held, before anything is changed
 epochs          one open transaction: its parcels, and what their rows add up to

@@ -29,6 +29,7 @@ from shard.core.boxes.box import Box, placeholder
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome, reply_after
+from shard.core.transactions import permissions
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
 from shard.core.transactions.commits import Commit, Start, Step, Target, render_step
 from shard.core.transactions.epochs import Epoch
@@ -83,7 +84,7 @@ class Committing:
         marks, refusal = self._known(txn, command.caller, entries)
         if refusal is not None:
             return refusal
-        done = _done(marks, txn.epoch)
+        done = _mark_of(marks, txn.epoch)
         if done is not None:
             return self._when_durable(bulk.TxnPutReply(True, False, 0), done.lsn, entries)
         others = txns.held_by_others(txn.writer, txn.query) if txn.reset else {}
@@ -105,7 +106,7 @@ class Committing:
             return reply_after(wait, entries, bulk.TxnPutReply(False, True, epoch.bytes))
         freed = sum(other.bytes for other in others.values())
         cost = cost_of(command.rows_head, command.body)
-        account = _account_of(command.caller)
+        account = permissions.account_of(command.caller)
         self._check_bounds(txn, epoch, len(command.rows_head.boxes), account)
         if account:
             self._context.usage.require(account, "txn_bytes", cost - freed)
@@ -264,7 +265,7 @@ class Committing:
         marks, refusal = self._known(txn, command.caller, entries)
         if refusal is not None:
             return refusal
-        done = _done(marks, txn.epoch)
+        done = _mark_of(marks, txn.epoch)
         if done is not None:
             return self._when_durable(bulk.TxnCommitReply(True, 0, []), done.lsn, entries)
         self._check_marks(txn)
@@ -291,7 +292,7 @@ class Committing:
         self._check_room(command, planned, size, now_ms)
         needed = self._to_load(command, epoch, parcels, planned)
         if command.dry:
-            return Outcome(entries, _told(planned))
+            return Outcome(entries, _commit_reply(planned))
         if any(chunk.lsn > context.durability.logged_lsn for chunk in needed):
             return Outcome(entries, None, needs=(UNFINISHED,))  # it is on its way to the file
         if needed:
@@ -376,7 +377,7 @@ class Committing:
     def _check_room(
         self, command: bulk.TxnCommit, planned: Sequence[_Planned], size: int, now_ms: int
     ) -> None:
-        context, account = self._context, _account_of(command.caller)
+        context, account = self._context, permissions.account_of(command.caller)
         new = sum(each.box is None for each in planned)
         if account and new:
             context.usage.require(account, "boxes", new)
@@ -438,7 +439,7 @@ class Committing:
                 chunk.forget()
         wakes = self._append_in_memory(in_memory, memory_batches, now_ms, entries)
         wait = context.durability.wait_for_commit(waits_for, (box for box, _ in stored))
-        return reply_after(wait, entries, _told(planned), tuple(wakes))._replace(afterthoughts=True)
+        return reply_after(wait, entries, _commit_reply(planned), tuple(wakes))._replace(afterthoughts=True)
 
     def _render_now(self, commit: Commit, only: Sequence[str] | None, entries: LogEntries) -> None:
         """Renders rows of a commit whose chunks are in memory, as far as they have rows of these boxes."""
@@ -499,7 +500,7 @@ class Committing:
         epoch = txns.find(txn.writer, txn.epoch)
         if epoch is None or txn.attempt in epoch.replaced:  # its rows are gone; those held are another's
             return Outcome(entries, bulk.TxnAbortReply(0, 0))
-        if not _may_abort(command.caller, epoch):
+        if not permissions.may_abort(command.caller, epoch):
             refusal = self._refuse_stranger(txn, command.caller, entries)
             if refusal is not None:
                 return refusal
@@ -516,7 +517,7 @@ class Committing:
         """Drops all that is held for the writer, and its mark."""
         txns, writer, caller = self._txns, command.txn.writer, command.caller
         known = txns.of_writer(writer)
-        if not _is_admin_of_all(caller):
+        if not permissions.is_admin_of_all(caller):
             refusal = self._refuse_stranger(command.txn, caller, entries)
             if refusal is not None:
                 return refusal
@@ -553,62 +554,35 @@ class Committing:
                 epoch.put_ms + txns.ttl_ms,
             )
             for (writer, number), epoch in sorted(txns.epochs.items())
-            if writer.startswith(command.prefix) and _may_list(caller, epoch.owner)
+            if writer.startswith(command.prefix) and permissions.may_list(caller, epoch.owner)
         ]
         marks = [
             bulk.CommittedEpoch(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots), bool(mark.once))
             for writer, known in sorted(txns.marks.items())
             if writer.startswith(command.prefix)
             for mark in known
-            if _may_list(caller, mark.owner)
+            if permissions.may_list(caller, mark.owner)
         ]
         more = max(len(held), len(marks)) > _LISTED_MAX
         lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
         rendering = [
             bulk.UnrenderedCommit(commit.writer, commit.epoch, commit.records)
             for commit in islice(txns.commits.values(), _LISTED_MAX)
-            if commit.writer.startswith(command.prefix) and _may_list_writer(caller, txns, commit.writer)
+            if commit.writer.startswith(command.prefix)
+            and permissions.may_list_writer(caller, txns, commit.writer)
         ]
         state = bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more, rendering)
         return self._when_durable(state, lsn, entries)
 
 
-def _account_of(caller: bulk.Caller) -> str:
-    """The key whose limits count; none for processes of the server's own user."""
-    return "" if caller.grant is None else caller.key_id
-
-
-def _is_admin_of_all(caller: bulk.Caller) -> bool:
-    grant = caller.grant
-    return grant is None or (bool(grant.scopes & ADMIN) and not grant.prefixes)
-
-
-def _may_list(caller: bulk.Caller, owner: str | None) -> bool:
-    is_admin = caller.grant is None or bool(caller.grant.scopes & ADMIN)
-    return is_admin or owner is None or owner == caller.key_id
-
-
-def _may_list_writer(caller: bulk.Caller, txns: Txns, writer: str) -> bool:
-    return any(_may_list(caller, mark.owner) for mark in txns.marks.get(writer, ()))
-
-
-def _may_abort(caller: bulk.Caller, epoch: Epoch) -> bool:
-    """Whether an admin of all its boxes asks. Its owner may too, which is looked at elsewhere."""
-    grant = caller.grant
-    if grant is None:
-        return True
-    boxes = {box for chunk in epoch.chunks() for box in chunk.boxes}
-    return bool(grant.scopes & ADMIN) and all(map(grant.covers, boxes))
-
-
-def _told(planned: Sequence[_Planned]) -> bulk.TxnCommitReply:
-    told = [
+def _commit_reply(planned: Sequence[_Planned]) -> bulk.TxnCommitReply:
+    ranges = [
         (each.name, each.part.first_seq, each.part.first_seq + sum(each.part.counts) - 1) for each in planned
     ]
-    return bulk.TxnCommitReply(False, sum(sum(each.part.counts) for each in planned), told)
+    return bulk.TxnCommitReply(False, sum(sum(each.part.counts) for each in planned), ranges)
 
 
-def _done(marks: Sequence[Mark], epoch: int) -> Mark | None:
+def _mark_of(marks: Sequence[Mark], epoch: int) -> Mark | None:
     """The mark that says that all of this epoch was committed."""
     return next((mark for mark in marks if not mark.slots and mark.epoch >= epoch), None)
 
