@@ -35,10 +35,11 @@ class Volatile:
         self.unsealed_since_ms = now_ms
         #: When the box was last read; a hint for priorities.
         self.last_read_ms: int | None = None
-        #: Seqs up to here are reserved durably; `reserved_lsn` is the last reservation (`durability.py`).
+        # For `shard/core/durability.py`.
+        #: Seqs up to here are reserved durably; `reserved_lsn` is the last reservation.
         self.reserved_durable_seq = 0
         self.reserved_lsn = 0
-        #: The last append that is shown when it is durable (`durability.py`).
+        #: The last append that is shown when it is durable.
         self.staged_durable_lsn = 0
 
     def __repr__(self) -> str:
