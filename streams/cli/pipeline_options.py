@@ -111,9 +111,9 @@ def folder_path(text: str) -> str:
 
 def moment(text: str | None, option: str) -> int | None:
     """Parse a time into milliseconds since 1970."""
-    from streams.spark.option_table import moment_ms
+    from streams.spark.option_table import parse_time_ms
 
     try:
-        return None if text is None else moment_ms(text)
+        return None if text is None else parse_time_ms(text)
     except ValueError as error:
         raise output.Refusal(f"{option}: {text!r} {error}") from None

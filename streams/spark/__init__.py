@@ -5,16 +5,16 @@
     spark = ss.session(cores=2)
     orders = spark.read.format("streams").option("url", "http://127.0.0.1:4000").load("orders")
 
-Importing this needs no Spark: what is listed here is loaded when it is first used.
+Importing this module needs no Spark: each public name is loaded at its first use.
 
     options (option_table), offsets,
-    gaps, columns                     pure, and most of the thinking
-    reads, source                     which records, from which shards; Spark's reader
+    gaps, columns                     pure: parsing, planning, conversion
+    reads, source                     which records, from which shards; Spark's readers
     sink                              transactions; Spark's writers
-    checkpoints                       a planned micro-batch, cut anew
+    checkpoints                       shortens a planned micro-batch
     sessions, java, spark_home        local sessions that need no setup
-    autoload                          registers the format where pip installed us
-    lag, listeners, expressions       how far a query is; placement as SQL
+    autoload                          lets Spark find the format by itself
+    lag, listeners, expressions       consumer lag of queries; slots and shards as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
 """
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from streams.spark.sink import PartialCommit
     from streams.spark.source import StreamsDataSource
 
-# A plain SparkSession looks for Java in JAVA_HOME and on PATH only. Where there is none, it gets the one of
-# the extra.
+# A plain SparkSession looks for Java in JAVA_HOME and on PATH only. Without either, it gets the runtime that
+# the extra `spark` installs.
 if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
     try:
         os.environ["JAVA_HOME"] = str(java_home())
     except (OSError, Refused):
-        pass  # Spark says that there is no Java
+        pass  # Spark itself reports that there is no Java
 
-_HOMES = {
+_MODULE_OF = {
     "GapError": "streams.spark.gaps",
     "PartialCommit": "streams.spark.sink",
     "StreamsDataSource": "streams.spark.source",
@@ -82,9 +82,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "jobs":
         return importlib.import_module("streams.spark.jobs")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'streams.spark' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    # A submodule of the same name is put here by the import system: what is asked for is what it holds.
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    # The import system binds a submodule of the same name here; the caller wants the object inside it.
+    globals()[name] = value
+    return value

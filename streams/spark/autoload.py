@@ -1,6 +1,9 @@
-"""Installed as the top-level module `pyspark_streams`: Spark imports every module called pyspark_* when it
-meets a format that it does not know, and takes its `DefaultSource`. It never raises: that would take every
-other Python data source of the environment away."""
+"""Lets Spark find the format `streams` without registration.
+
+It is installed as the top-level module `pyspark_streams`. When Spark meets an unknown format, it imports
+every module called pyspark_* and takes its `DefaultSource`. The import must not raise: an error would disable
+every other Python data source of the environment.
+"""
 
 try:
     from streams.spark.source import StreamsDataSource as DefaultSource

@@ -1,11 +1,11 @@
-"""Cuts the last micro-batch of a stopped query anew.
+"""Shortens the last planned micro-batch of a stopped query.
 
-Spark writes the end of a micro-batch to its offset log before it runs the batch, and runs it again to the
-same end after a restart. So a batch that is over a limit of the server fails for ever, however small
-`maxRecordsPerTrigger` is by then. `recut` moves the end in the log.
+Spark writes the end of a micro-batch to its offset log before it runs the batch. After a restart it runs the
+batch again, to the same end. So a batch that exceeds a limit of the server fails forever, even with a smaller
+`maxRecordsPerTrigger`. `recut` moves the end in the log.
 
-That is safe as long as no shard has committed the batch: then it has not happened. Rows that are held for it
-are dropped first, so that no process of the stopped query can commit them any more.
+This is safe while no shard has committed the batch. `recut` first drops the batch's uncommitted rows, so that
+no process left over from the stopped query can commit them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from streams.protocol.errors import Refused
 from streams.spark import offsets
 
 _RETRY = Retry(total_s=60)
-#: Lines of an entry of the offset log before those of the sources: its version, and facts of the batch.
+#: Lines of an offset log entry before the lines of its sources: the version, and metadata of the batch.
 _HEAD_LINES = 2
-#: As Spark writes the offset of a source that has none yet.
+#: Spark writes this for a source that has no offset yet.
 _UNKNOWN = "-"
 
 
 class NotRecut(Refused):
-    """The checkpoint is left as it is."""
+    """The micro-batch cannot be shortened; the checkpoint is unchanged."""
 
     code = "not_recut"
 
 
 class Recut(msgspec.Struct, frozen=True):
+    """The micro-batch that `recut` shortened."""
+
     batch: int
-    #: Records of the batch before and now.
+    #: Records of the batch before and after.
     before: int
     records: int
 
@@ -53,72 +55,83 @@ def recut(
     key: str | None = None,
     writer: str | None = None,
 ) -> Recut:
-    """Shortens the micro-batch that a stopped query has planned and not committed to about `records` records.
-    The next start of the query runs it so. `writer` is the sink's `txnAppId`, if it has one.
+    """Shorten the planned, uncommitted micro-batch of a stopped query to about `records` records.
 
-    `NotRecut` when there is no such batch, or when some shards have committed it: then raise the limit that
-    it has met, and start the query as it is. The checkpoint must be a local folder.
+    The next start of the query runs the shorter batch. `writer` is the sink's `txnAppId`, if it has one. The
+    checkpoint must be a local folder.
+
+    Raises `NotRecut` if there is no such batch, or if some shards have committed it. In the second case,
+    raise the limit that the batch exceeded and start the query unchanged.
     """
     folder = _folder(checkpoint)
-    batch = _newest(folder / "offsets")
-    if batch is None or batch == _newest(folder / "commits"):
-        raise NotRecut(f"{folder} has no micro-batch that is planned and not committed")
+    batch = _newest_batch(folder / "offsets")
+    if batch is None or batch == _newest_batch(folder / "commits"):
+        raise NotRecut(
+            f"{folder} has no micro-batch that is planned but not committed; start the query as it is"
+        )
     query = str(msgspec.json.decode((folder / "metadata").read_bytes())["id"])
     with Client(url, key=key, retry=_RETRY) as client, Shards(client.url, key=key, retry=_RETRY) as shards:
-        _release(shards, writer or query, batch)
+        _drop_uncommitted_rows(shards, writer or query, batch)
     entry = folder / "offsets" / str(batch)
     lines = entry.read_text().splitlines()
-    earlier: Sequence[str] = ()
+    previous_lines: Sequence[str] = ()
     if batch > 0:
-        earlier = (folder / "offsets" / str(batch - 1)).read_text().splitlines()
-    found = Recut(batch, 0, 0)
+        previous_lines = (folder / "offsets" / str(batch - 1)).read_text().splitlines()
+    result = Recut(batch, 0, 0)
     for at in range(_HEAD_LINES, len(lines)):
-        lines[at], before, now = _shortened(
-            earlier[at] if at < len(earlier) else _UNKNOWN, lines[at], records
+        lines[at], before, now = _shorten(
+            previous_lines[at] if at < len(previous_lines) else _UNKNOWN, lines[at], records
         )
-        found = Recut(batch, found.before + before, found.records + now)
-    # Spark compares a file with its checksum, if there is one.
+        result = Recut(batch, result.before + before, result.records + now)
+    # Spark verifies a file against its checksum file, if there is one.
     (entry.parent / f".{batch}.crc").unlink(missing_ok=True)
     part = folder / f"recut-{batch}"
     part.write_text("\n".join(lines))
     os.replace(part, entry)
-    return found
+    return result
 
 
 def _folder(checkpoint: str) -> Path:
     if "://" in checkpoint and not checkpoint.startswith("file://"):
-        raise NotRecut(f"{checkpoint}: only a checkpoint in a local folder can be cut anew; copy it to one")
+        raise NotRecut(
+            f"{checkpoint} is not a local folder; copy the checkpoint to one, run recut, and copy it back"
+        )
     return Path(unquote(checkpoint.removeprefix("file://")))
 
 
-def _newest(folder: Path) -> int | None:
+def _newest_batch(folder: Path) -> int | None:
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def _release(shards: Shards, writer: str, batch: int) -> None:
+def _drop_uncommitted_rows(shards: Shards, writer: str, batch: int) -> None:
     for shard in range(shards.count):
         shards.txn_abort(shard, Txn(writer, batch))
     for shard in range(shards.count):
         for mark in shards.txn_list(shard, prefix=writer).marks:
             if mark.writer == writer and mark.epoch >= batch:
                 raise NotRecut(
-                    f"shard {shard} has committed micro-batch {batch}: raise the limit that the others have "
-                    f"met, and start the query as it is"
+                    f"shard {shard} has committed micro-batch {batch}, so it cannot be shortened; raise the "
+                    f"limit that the batch exceeds on the other shards, and start the query as it is"
                 )
 
 
-def _shortened(start: str, end: str, records: int) -> tuple[str, int, int]:
-    """The new end of one source, and its records before and now. Sources of other kinds keep theirs."""
+def _shorten(start: str, end: str, records: int) -> tuple[str, int, int]:
+    """Return the new end of one source, and its record counts before and after.
+
+    Sources of other formats keep their end.
+    """
     try:
         last: dict[str, Any] = json.loads(end)
-        upto = offsets.load(last)
-        begin = offsets.start_of({} if start == _UNKNOWN else json.loads(start), last)
+        upto = offsets.from_json(last)
+        begin = offsets.batch_start({} if start == _UNKNOWN else json.loads(start), last)
     except (AttributeError, KeyError, TypeError, ValueError):
         return end, 0, 0
     if start == _UNKNOWN and offsets.FIRST not in last:
-        raise NotRecut("an older version has planned the first micro-batch: its beginning is not known")
-    kept = {key: value for key, value in last.items() if key == offsets.FIRST}
-    cut = offsets.admit(begin, upto, records)
-    before, now = (sum(offsets.pending(begin, each).values()) for each in (upto, cut))
-    return json.dumps(offsets.dump(cut) | kept), before, now
+        raise NotRecut(
+            "an older version planned the first micro-batch without its start; use a new checkpoint"
+        )
+    first = {key: value for key, value in last.items() if key == offsets.FIRST}
+    cut = offsets.next_end(begin, upto, records)
+    before, now = (sum(offsets.pending_counts(begin, each).values()) for each in (upto, cut))
+    return json.dumps(offsets.to_json(cut) | first), before, now

@@ -1,9 +1,9 @@
-"""Arrow batches to packed columns and back, without a loop over records. Pure; needs pyarrow and numpy.
+"""Converts Arrow batches to packed columns and back, without a loop over records. Pure; needs pyarrow, numpy.
 
 Rules of the file
-- Work per batch and per shard, never per record and, where it can be helped, never per box: slicing 5000
-  boxes out of a batch costs a hundred times what one sort and one `take` do.
-- Columns come out exactly as Spark wants them: `utf8`, `int64`, `timestamp[us, UTC]`.
+- Work is per batch and per shard, never per record, and per box only where unavoidable: slicing 5,000 boxes
+  out of a batch costs a hundred times as much as one sort and one `take`.
+- Columns have exactly the types that Spark expects: `utf8`, `int64`, `timestamp[us, UTC]`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from streams.spark.gaps import Gap
 
 #: Records of one box in one message: the limit of an append.
 _ROWS_MAX: Final = 10_000
-#: Of one message. Two are on the way to each shard at a time, so this bounds a task's memory.
+#: Bytes of one message. Two are in flight to each shard, so this bounds the memory of a task.
 _BYTES_MAX: Final = 8 << 20
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 GAP: Final = pa.struct(
     [("from", pa.int64()), ("to", pa.int64()), ("reason", pa.utf8()), ("missed", pa.int64())]
 )
-#: What a read can give, by name.
+#: Columns of a read, by name.
 COLUMNS: Final[dict[str, pa.DataType]] = {
     "box": pa.utf8(),
     "seq": pa.int64(),
@@ -42,34 +42,34 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
     "meta": pa.utf8(),
     "gap": GAP,
 }
-#: Bytes of a bad value that an error shows.
-_SHOWN: Final = 60
+#: An error shows this many bytes of a bad value.
+_ERROR_BYTES_MAX: Final = 60
 _JSON_SPACE: Final = " \t\n\r"
 _NOTHING: Final = pa.array([], pa.utf8())
 
 
 class BadRows(InvalidRequest):
-    """Rows cannot be written as they are."""
+    """Some rows cannot be written: a value is null, not UTF-8, or not JSON."""
 
 
 # -- rows -> the wire
 
 
-def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that fit into one message each."""
+def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch into parts that fit into one message each."""
     for start in range(0, batch.num_rows, _ROWS_MAX):
-        todo = [batch.slice(start, _ROWS_MAX)]
-        while todo:
-            part = todo.pop()
+        stack = [batch.slice(start, _ROWS_MAX)]
+        while stack:
+            part = stack.pop()
             if part.nbytes > _BYTES_MAX and part.num_rows > 1:
                 half = part.num_rows // 2
-                todo += [part.slice(half), part.slice(0, half)]
+                stack += [part.slice(half), part.slice(0, half)]
             else:
                 yield part
 
 
 class Packer:
-    """Turns batches into messages, one for each shard that has rows in them."""
+    """Converts batches to messages, one for each shard that owns rows of the batch."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class Packer:
         self._box = box
         self._node = default_node
         self._create = create
-        #: Names that were checked, with their shards. As many as the job has boxes: strings it holds anyway.
+        #: Box name -> shard, for names that passed validation. As many entries as the job has boxes.
         self._shards: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Packer {self._box or 'by column'}, {len(self._shards)} boxes>"
 
     def pack(self, batch: pa.RecordBatch) -> list[tuple[int, PackedColumns]]:
-        """(shard, its rows). The order of a box's rows is that of the batch."""
+        """Return (shard, message) pairs. The rows of each box keep the order of the batch."""
         if not batch.num_rows:
             return []
         try:
@@ -100,21 +100,21 @@ class Packer:
 
     def _pack(self, batch: pa.RecordBatch) -> list[tuple[int, PackedColumns]]:
         if self._box is not None:
-            return [(self._shard(self._box), self._packed(batch, [self._box], [batch.num_rows]))]
+            return [(self._shard(self._box), self._build_message(batch, [self._box], [batch.num_rows]))]
         if "box" not in batch.schema.names:
-            raise BadRows("there is no column box, and the option box does not say where the rows go")
-        encoded = pc.dictionary_encode(_text(batch.column("box")))
-        if encoded.null_count:
-            raise BadRows("box: is null in some rows; every row needs one, or set the option box")
-        names = encoded.dictionary.to_pylist()
+            raise BadRows("there is no column box; add one, or set the option box for all rows")
+        boxes = pc.dictionary_encode(_text(batch.column("box")))
+        if boxes.null_count:
+            raise BadRows("box: is null in some rows; fill the column, or set the option box for all rows")
+        names = boxes.dictionary.to_pylist()
         by_shard = sorted(range(len(names)), key=lambda each: (self._shard(names[each]), each))
         ranks = np.empty(len(names), np.min_scalar_type(len(names)))
         ranks[by_shard] = np.arange(len(names))
-        ranked = ranks[encoded.indices.to_numpy(zero_copy_only=False)]
-        counts = np.bincount(ranked, minlength=len(names)).tolist()
-        if len(names) > 1 and not bool((ranked[1:] >= ranked[:-1]).all()):
-            # Small integers are sorted by radix: stable and quick. The names are not needed any more.
-            batch = batch.drop_columns(["box"]).take(pa.array(np.argsort(ranked, kind="stable")))
+        row_ranks = ranks[boxes.indices.to_numpy(zero_copy_only=False)]
+        counts = np.bincount(row_ranks, minlength=len(names)).tolist()
+        if len(names) > 1 and not bool((row_ranks[1:] >= row_ranks[:-1]).all()):
+            # numpy sorts small integers by radix: stable and fast. The box column is not needed from here on.
+            batch = batch.drop_columns(["box"]).take(pa.array(np.argsort(row_ranks, kind="stable")))
         return list(self._by_shard(batch, [names[each] for each in by_shard], counts))
 
     def _by_shard(
@@ -126,7 +126,10 @@ class Packer:
                 continue
             rows = sum(counts[first:index])
             part = batch.slice(row, rows)
-            yield self._shard(names[first]), self._packed(part, names[first:index], counts[first:index])
+            yield (
+                self._shard(names[first]),
+                self._build_message(part, names[first:index], counts[first:index]),
+            )
             first, row = index, row + rows
 
     def _shard(self, name: str) -> int:
@@ -135,10 +138,10 @@ class Packer:
             shard = self._shards[name] = self._shard_of(check_box_name(name))
         return shard
 
-    def _packed(self, rows: pa.RecordBatch, names: list[str], counts: list[int]) -> PackedColumns:
-        have = set(rows.schema.names)
+    def _build_message(self, rows: pa.RecordBatch, names: list[str], counts: list[int]) -> PackedColumns:
+        columns = set(rows.schema.names)
         data_offsets, data = _values(_json(rows.column("data")), "data", names, counts)
-        packed = PackedColumns(
+        message = PackedColumns(
             boxes=names,
             counts=counts,
             data_offsets=data_offsets,
@@ -146,24 +149,24 @@ class Packer:
             default_node=self._node,
             create=self._create,
         )
-        if "tag" in have:
-            packed.tag_offsets, packed.tag = _texts(rows.column("tag"))
-        if "node" in have:
+        if "tag" in columns:
+            message.tag_offsets, message.tag = _texts(rows.column("tag"))
+        if "node" in columns:
             node = _constant(rows.column("node"))
             if node:
-                packed.default_node = node
+                message.default_node = node
             else:
-                packed.node_offsets, packed.node = _texts(rows.column("node"))
-        if "meta" in have and rows.column("meta").null_count < rows.num_rows:
+                message.node_offsets, message.node = _texts(rows.column("node"))
+        if "meta" in columns and rows.column("meta").null_count < rows.num_rows:
             metas = pc.fill_null(_json(_map_text(rows.column("meta"))), "null")
-            packed.meta_offsets, packed.meta = _values(metas, "meta", names, counts)
-        if "ts" in have and rows.column("ts").null_count < rows.num_rows:
-            packed.ts = _millis(rows.column("ts")).tobytes()
-        return packed
+            message.meta_offsets, message.meta = _values(metas, "meta", names, counts)
+        if "ts" in columns and rows.column("ts").null_count < rows.num_rows:
+            message.ts = _millis(rows.column("ts")).tobytes()
+        return message
 
 
 def _not_utf8(batch: pa.RecordBatch, box: str | None, error: pa.ArrowInvalid) -> BadRows:
-    """Which value Arrow could not take for text, looked for one by one: it is called once, for an error."""
+    """Return an error that names the first value that is not UTF-8. Slow, and called only for the error."""
     for name in batch.schema.names:
         column = batch.column(name)
         if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
@@ -175,63 +178,65 @@ def _not_utf8(batch: pa.RecordBatch, box: str | None, error: pa.ArrowInvalid) ->
                 where = box
                 if where is None and name != "box":
                     where = batch.column("box").cast(pa.binary())[row].as_py().decode(errors="replace")
-                start = value[:_SHOWN].decode(errors="backslashreplace")
+                start = value[:_ERROR_BYTES_MAX].decode(errors="backslashreplace")
                 return BadRows(f"{name}: is not UTF-8 in a row for {where}: {start!r}")
     return BadRows(str(error))
 
 
 def _text(column: pa.Array) -> pa.Array:
-    """As `utf8`: Spark may use 64-bit offsets, and binary is taken for UTF-8 after a look at it."""
+    """Convert a column to `utf8`: Spark may use 64-bit offsets or binary. Arrow validates the UTF-8."""
     return column if column.type == pa.utf8() else column.cast(pa.utf8())
 
 
 def _json(column: pa.Array) -> pa.Array:
-    """Without spaces around the values: the shard compares lengths."""
+    """Strip white space around JSON values: the shard compares lengths."""
     column = _text(column)
     offsets, values = _buffers(column)
     starts, ends = offsets[:-1], offsets[1:]
-    filled = starts < ends
-    if not bool(filled.all()):
-        starts, ends = starts[filled], ends[filled]
+    has_text = starts < ends
+    if not bool(has_text.all()):
+        starts, ends = starts[has_text], ends[has_text]
     if len(starts) and (bool((values[starts] <= 32).any()) or bool((values[ends - 1] <= 32).any())):
         return pc.utf8_trim(column, _JSON_SPACE)
     return column
 
 
 def _map_text(column: pa.Array) -> pa.Array:
-    """A map as JSON, one by one: several times slower than text made in the JVM (`prepare`)."""
+    """Encode a map column as JSON, value by value: several times slower than in the JVM (`prepare`)."""
     if not pa.types.is_map(column.type):
         return column
-    found = [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    maps = [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
     return pa.array(
-        [None if each is None else msgspec.json.encode(each).decode() for each in found], pa.utf8()
+        [None if each is None else msgspec.json.encode(each).decode() for each in maps], pa.utf8()
     )
 
 
 def _buffers(column: pa.Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Offsets and bytes as they lie there; offsets of a slice do not begin with 0."""
-    _, offsets, values = column.buffers()
-    found = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return found, np.frombuffer(values or b"", np.uint8)
+    """Return the offsets and bytes of a column without a copy. Offsets of a slice do not begin with 0."""
+    _, offset_buffer, value_buffer = column.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
+    return offsets, np.frombuffer(value_buffer or b"", np.uint8)
 
 
-def _joined(column: pa.Array, between: str) -> Any:
+def _join(column: pa.Array, separator: str) -> Any:
     whole = pa.ListArray.from_arrays(pa.array([0, len(column)], pa.int32()), column)
-    return pc.binary_join(whole, between)[0].as_buffer()
+    return pc.binary_join(whole, separator)[0].as_buffer()
 
 
 def _offsets(column: pa.Array) -> bytes:
-    found, _ = _buffers(column)
-    return bytes((found - found[0]).astype(np.int32, copy=False).data)
+    offsets, _ = _buffers(column)
+    return bytes((offsets - offsets[0]).astype(np.int32, copy=False).data)
 
 
-def _values(column: pa.Array, what: str, names: list[str], counts: list[int]) -> tuple[Buffer, Buffer]:
-    """A column of JSON texts as one array."""
+def _values(column: pa.Array, column_name: str, names: list[str], counts: list[int]) -> tuple[Buffer, Buffer]:
+    """Pack a column of JSON texts as offsets and one JSON array."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         box = names[int(np.searchsorted(np.cumsum(counts), row, side="right"))]
-        raise BadRows(f"{what}: is null in a row for {box}; the JSON value null is the text 'null'")
-    return _offsets(column), b"".join((b"[", _joined(column, ","), b"]"))
+        raise BadRows(
+            f"{column_name}: is null in a row for {box}; write the JSON value null as the text 'null'"
+        )
+    return _offsets(column), b"".join((b"[", _join(column, ","), b"]"))
 
 
 def _texts(column: pa.Array) -> tuple[Buffer, Buffer]:
@@ -241,11 +246,11 @@ def _texts(column: pa.Array) -> tuple[Buffer, Buffer]:
     offsets = _offsets(column)
     if not np.frombuffer(offsets, np.int32)[-1]:
         return b"", b""
-    return offsets, memoryview(_joined(column, "\0")).cast("B")
+    return offsets, memoryview(_join(column, "\0")).cast("B")
 
 
 def _constant(column: pa.Array) -> str | None:
-    """The text that all rows have, if it is one: then it need not be sent with each of them."""
+    """Return the text that all rows share, or None. A shared text is sent once per message."""
     if column.null_count or not len(column) or column[0] != column[-1]:
         return None
     column = _text(column)
@@ -253,46 +258,51 @@ def _constant(column: pa.Array) -> str | None:
 
 
 def _millis(column: pa.Array) -> np.ndarray[Any, Any]:
-    """Milliseconds since 1970; -1 where there is none."""
+    """Convert a column to milliseconds since 1970; null becomes -1."""
     if pa.types.is_timestamp(column.type):
         column = pc.cast(column, pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
-        found = pc.fill_null(column, -1000).to_numpy(zero_copy_only=False) // 1000
+        millis = pc.fill_null(column, -1000).to_numpy(zero_copy_only=False) // 1000
     else:
-        found = pc.fill_null(column.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-    return np.asarray(found, np.int64)
+        millis = pc.fill_null(column.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    return np.asarray(millis, np.int64)
 
 
 # -- the wire -> rows
 
 
-def batch_of(run: Run, box: str, schema: pa.Schema) -> pa.RecordBatch:
-    """The records of a run in the columns of `schema`, which are some of `COLUMNS`."""
-    return pa.RecordBatch.from_arrays([_MAKE[name](run, box) for name in schema.names], schema=schema)
+def run_to_batch(run: Run, box: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert a run of records to the columns of `schema`, a subset of `COLUMNS`."""
+    return pa.RecordBatch.from_arrays(
+        [_COLUMN_BUILDERS[name](run, box) for name in schema.names], schema=schema
+    )
 
 
-def gap_batch(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
-    """A row for each, at the seq of the last record that is missing; before the first one where the last is
-    not known."""
+def gaps_to_batch(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
+    """Convert each gap to a row at the seq of its last lost record.
+
+    A gap without a known end gets the seq before its first lost record.
+    """
     columns: dict[str, list[Any]] = {
         "box": [gap.box for gap in gaps],
         "seq": [gap.first - 1 if gap.last is None else gap.last for gap in gaps],
         "gap": [
-            {"from": gap.first, "to": gap.last, "reason": gap.reason, "missed": gap.missed} for gap in gaps
+            {"from": gap.first, "to": gap.last, "reason": gap.reason, "missed": gap.missed_count}
+            for gap in gaps
         ],
     }
-    nothing = [None] * len(gaps)
+    nulls = [None] * len(gaps)
     return pa.RecordBatch.from_arrays(
-        [pa.array(columns.get(name, nothing), schema.field(name).type) for name in schema.names],
+        [pa.array(columns.get(name, nulls), schema.field(name).type) for name in schema.names],
         schema=schema,
     )
 
 
-def _repeated(text: str, count: int) -> pa.Array:
+def _repeat(text: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.utf8()), count)
 
 
 def _strings(offsets: np.ndarray[Any, Any], values: Any, valid: np.ndarray[Any, Any] | None) -> pa.Array:
-    """Texts that lie one after the other; those that are not valid are null."""
+    """Build a text column from offsets and contiguous bytes; rows that are not valid become null."""
     bits = None
     if valid is not None and not bool(valid.all()):
         bits = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
@@ -319,13 +329,13 @@ def _data(run: Run, box: str) -> pa.Array:
     return pc.binary_slice(entries.view(pa.binary()), run.prefix, stop).view(pa.utf8())
 
 
-def _split(joined: memoryview) -> pa.Array:
-    """Texts that were joined with NUL; an empty one is null."""
-    whole = np.frombuffer(joined, np.uint8)
-    ends = np.flatnonzero(whole == 0)
+def _split(text: memoryview) -> pa.Array:
+    """Split texts that are joined with NUL; an empty text becomes null."""
+    characters = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(characters == 0)
     offsets = np.empty(len(ends) + 2, np.int64)
-    offsets[0], offsets[1:-1], offsets[-1] = 0, ends - np.arange(len(ends)), len(whole) - len(ends)
-    return _strings(offsets, whole[whole != 0], np.diff(offsets) > 0)
+    offsets[0], offsets[1:-1], offsets[-1] = 0, ends - np.arange(len(ends)), len(characters) - len(ends)
+    return _strings(offsets, characters[characters != 0], np.diff(offsets) > 0)
 
 
 def _tag(run: Run, box: str) -> pa.Array:
@@ -335,7 +345,7 @@ def _tag(run: Run, box: str) -> pa.Array:
 def _node(run: Run, box: str) -> pa.Array:
     if run.nodes:
         return _split(run.nodes)
-    return _repeated(run.node, run.count) if run.node else pa.nulls(run.count, pa.utf8())
+    return _repeat(run.node, run.count) if run.node else pa.nulls(run.count, pa.utf8())
 
 
 def _meta(run: Run, box: str) -> pa.Array:
@@ -359,8 +369,8 @@ def _ts(run: Run, box: str) -> pa.Array:
     return pa.array(millis * 1000).cast(TIME)
 
 
-_MAKE: Final[dict[str, Callable[[Run, str], pa.Array]]] = {
-    "box": lambda run, box: _repeated(box, run.count),
+_COLUMN_BUILDERS: Final[dict[str, Callable[[Run, str], pa.Array]]] = {
+    "box": lambda run, box: _repeat(box, run.count),
     "seq": _seq,
     "ts": _ts,
     "data": _data,

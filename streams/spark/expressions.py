@@ -1,4 +1,4 @@
-"""Columns: which slot and shard a box is on, and rows made ready for writing, all inside the JVM."""
+"""SQL columns for the slot and shard of a box, and rows prepared for the sink. Everything runs in the JVM."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def slot(box: Column | str) -> Column:
-    """The slot of a box's name, as the server has it: our hash is Spark's own."""
+    """Return the slot of a box name. The server's hash is Spark's `xxhash64`."""
     return sql.pmod(sql.xxhash64(box), sql.lit(SLOTS))
 
 
 def shard(box: Column | str, placement: Placement) -> Column:
-    """The shard that owns the box now (`Client.placement()`)."""
-    at, found = slot(box), sql.lit(None).cast("int")
+    """Return the shard that owns a box in this placement (`Client.placement()`)."""
+    slot_column, owner = slot(box), sql.lit(None).cast("int")
     for start, end, number in placement.slots:
-        found = sql.when((at >= start) & (at < end), sql.lit(number)).otherwise(found)
-    return found
+        owner = sql.when((slot_column >= start) & (slot_column < end), sql.lit(number)).otherwise(owner)
+    return owner
 
 
 def prepare(
@@ -35,34 +35,37 @@ def prepare(
     meta: Column | str | None = None,
     ts: Column | str | None = None,
 ) -> DataFrame:
-    """The columns that the sink takes, out of any. Without `data` a record is the whole row. Structs, maps
-    and arrays become JSON; text that is JSON already stays as it is."""
+    """Select the columns that the sink accepts from any frame.
+
+    Without `data`, a record is the whole row as JSON. Structs, maps and arrays become JSON; text must be JSON
+    already and stays unchanged.
+    """
     whole = sql.to_json(sql.struct(*[sql.col(f"`{name}`") for name in rows.columns]))
-    wanted = {"data": whole if data is None else _json(rows, data)}
+    columns = {"data": whole if data is None else _json(rows, data)}
     if box is not None:
-        wanted["box"] = _column(box)
+        columns["box"] = _column(box)
     if tag is not None:
-        wanted["tag"] = _column(tag).cast("string")
+        columns["tag"] = _column(tag).cast("string")
     if meta is not None:
-        wanted["meta"] = _json(rows, meta)
+        columns["meta"] = _json(rows, meta)
     if ts is not None:
-        wanted["ts"] = _column(ts)
-    return rows.select(*[column.alias(name) for name, column in wanted.items()])
+        columns["ts"] = _column(ts)
+    return rows.select(*[column.alias(name) for name, column in columns.items()])
 
 
-def _column(given: Column | str) -> Column:
-    return sql.expr(given) if isinstance(given, str) else given
+def _column(expression: Column | str) -> Column:
+    return sql.expr(expression) if isinstance(expression, str) else expression
 
 
-def _json(rows: DataFrame, given: Column | str) -> Column:
+def _json(rows: DataFrame, expression: Column | str) -> Column:
     from pyspark.sql.types import ArrayType, MapType, StringType, StructType, VariantType
 
-    column = _column(given)
+    column = _column(expression)
     kind = rows.select(column.alias("it")).schema["it"].dataType
     if isinstance(kind, StringType):
         return column
     if isinstance(kind, (StructType, MapType, ArrayType, VariantType)):
         return sql.to_json(column)
-    # A number or a truth value is JSON as it stands; to_json takes only what has parts.
-    inside = sql.to_json(sql.array(column))
-    return sql.substring(inside, sql.lit(2), sql.length(inside) - 2)
+    # to_json accepts only structs, maps and arrays: encode a scalar in an array and drop the brackets.
+    in_array = sql.to_json(sql.array(column))
+    return sql.substring(in_array, sql.lit(2), sql.length(in_array) - 2)

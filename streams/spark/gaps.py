@@ -1,7 +1,7 @@
 """Lost records on the way through Spark: the server's tombstone becomes an error, a row or a warning.
 
-Only a tombstone is loss. A jump in seqs is not: deletes, compaction and filters leave holes that somebody
-asked for (v0 §4.3).
+Only a tombstone means loss. A jump in seqs does not: deletes, compaction and filters leave holes on purpose
+(v0 §4.3).
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from streams.protocol.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records `first` to `last` of a box are lost. `missed` is how many those were, if the server knows. A
-    box that was deleted and created again has no `last`: how far the deleted one went is not known any
-    more."""
+    """Lost records of a box: `first` to `last`.
+
+    `missed_count` is how many records were lost, if the server knows. A box that was deleted and created
+    again has no `last`: the end of the deleted box is unknown.
+    """
 
     box: str
     first: int
     last: int | None
     reason: str
-    missed: int | None
+    missed_count: int | None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -31,12 +33,11 @@ class Gap:
             "gap_from": self.first,
             "gap_to": self.last,
             "reason": self.reason,
-            "missed": self.missed,
+            "missed": self.missed_count,
         }
 
     def within(self, first: int, last: int) -> Gap | None:
-        """The part that a reader of these seqs misses; none if it misses nothing. How many there were in a
-        part is not known."""
+        """Return the part of the gap in these seqs, or None. A part has no `missed_count`."""
         if self.last is None:
             return self
         if self.last < first or last < self.first:
@@ -48,16 +49,15 @@ class Gap:
     def __str__(self) -> str:
         if self.last is None:
             return (
-                f"{self.box} was deleted and created again: records from {self.first} on of the deleted "
-                f"box are "
-                f"lost ({self.reason})"
+                f"{self.box} was deleted and created again: records of the deleted box from {self.first} on "
+                f"are lost ({self.reason})"
             )
-        about = f", about {self.missed:,} records" if self.missed is not None else ""
+        about = f", about {self.missed_count:,} records" if self.missed_count is not None else ""
         return f"{self.box} has lost records {self.first} to {self.last} ({self.reason}{about})"
 
 
 class GapError(Refused):
-    """Wanted records are lost."""
+    """Records in the requested range are lost."""
 
     code = "records_lost"
 
@@ -70,9 +70,8 @@ class GapError(Refused):
     @classmethod
     def of(cls, gap: Gap) -> GapError:
         return cls(
-            f"{gap}. To go on without them, set onGap=emit (a row says what is missing) or "
-            f"failOnDataLoss=false; "
-            f"or begin anew elsewhere, with startingOffsets and a new checkpoint",
+            f"{gap}. To continue without them, set onGap=emit (a row reports each gap) or "
+            f"failOnDataLoss=false; or start elsewhere, with startingOffsets and a new checkpoint",
             **gap.as_dict(),
         )
 
@@ -82,6 +81,6 @@ def _gap_error(message: str, detail: Mapping[str, Any]) -> GapError:
 
 
 def tombstone_gap(box: str, tombstone: Mapping[str, Any]) -> Gap:
-    """A tombstone of the wire or of HTTP."""
-    missed = tombstone.get("missed_estimate")
-    return Gap(box, tombstone["gap_from"], tombstone["gap_to"], tombstone["reason"], missed)
+    """Convert a tombstone, from the wire or from HTTP, to a gap."""
+    missed_estimate = tombstone.get("missed_estimate")
+    return Gap(box, tombstone["gap_from"], tombstone["gap_to"], tombstone["reason"], missed_estimate)

@@ -1,7 +1,7 @@
-"""How far streaming queries are, told to the server: a query is a consumer like any other.
+"""Reports the cursors of streaming queries to the server, so that a query is a consumer like any other.
 
-Written from the progress of each micro-batch, which is exact. What Spark tells the source itself comes a
-batch late, and for the last batch of an AvailableNow run never.
+The cursors come from the progress events of micro-batches, which are exact. Spark's `commit` call to the
+source comes one batch late, and never for the last batch of an AvailableNow run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from streams.spark.listeners import QuietListener
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Boxes whose cursor is on its way to the server at a time.
+#: Concurrent cursor commits.
 _REPORTS_AT_ONCE = 16
 
 _log = logging.getLogger("streams.spark")
 
 
 class Lag(QuietListener):
-    """Commits the cursors of queries to a group of each box, and keeps how far each box is behind."""
+    """Commits the cursors of queries to a group of each box, and records the lag of each box."""
 
     def __init__(
         self, url: str | None, group: str | None, *, key: str | None = None, query: str | None = None
@@ -41,66 +41,71 @@ class Lag(QuietListener):
         self._group = group
         self._query = query
         self._shards: Shards | None = None
-        #: Group and box -> what was reported last: boxes where nothing has changed cost nothing.
-        self._reported: dict[tuple[str, str], tuple[offsets.Place, int]] = {}
-        #: Box -> records that a query still has before it, as of its last micro-batch.
+        #: (group, box) -> the last report (cursor, lag). Boxes without a change cost no request.
+        self._last_reports: dict[tuple[str, str], tuple[offsets.Cursor, int]] = {}
+        #: Box -> records that the query has not read, as of its last micro-batch.
         self.records_behind: dict[str, int] = {}
-        #: Box -> how long ago the first of these came; 0 when there is none.
+        #: Box -> age of the first unread record; 0 if there is none.
         self.seconds_behind: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        of, to = self._query or "all queries", self._group or "their own"
-        return f"<Lag of {of} as group {to}, {len(self.records_behind)} boxes>"
+        queries, group = self._query or "all queries", self._group or "their own"
+        return f"<Lag of {queries} as group {group}, {len(self.records_behind)} boxes>"
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         if self._query is not None and self._query not in (progress.name, str(progress.id)):
             return
         for source in progress.sources:
-            self._tell(source.endOffset, source.latestOffset)
+            self._report_source(source.endOffset, source.latestOffset)
 
-    def _tell(self, end: str | None, latest: str | None) -> None:
-        at, _ = _offset(end)
-        heads, own = _offset(latest)
-        group = self._group or own
+    def _report_source(self, end: str | None, latest: str | None) -> None:
+        cursors, _ = _parse_offset(end)
+        heads, source_group = _parse_offset(latest)
+        group = self._group or source_group
         if group is None:
             return
-        behind = offsets.pending(at, {box: place for box, place in heads.items() if box in at})
-        self.records_behind |= {box: behind.get(box, 0) for box in at}
-        self.seconds_behind |= {box: 0.0 for box in at if box not in behind}
+        behind = offsets.pending_counts(
+            cursors, {box: cursor for box, cursor in heads.items() if box in cursors}
+        )
+        self.records_behind |= {box: behind.get(box, 0) for box in cursors}
+        self.seconds_behind |= {box: 0.0 for box in cursors if box not in behind}
 
         def report(box: str) -> None:
-            place, records = at[box], behind.get(box, 0)
-            if self._reported.get((group, box)) == (place, records) and not records:
+            cursor, records = cursors[box], behind.get(box, 0)
+            if self._last_reports.get((group, box)) == (cursor, records) and not records:
                 return
             try:
-                self._client.box(box).group(group).commit(place.seq)
+                self._client.box(box).group(group).commit(cursor.seq)
                 if records:
-                    self.seconds_behind[box] = self._age_s(box, place.seq)
-                self._reported[group, box] = (place, records)
+                    self.seconds_behind[box] = self._age_s(box, cursor.seq)
+                self._last_reports[group, box] = (cursor, records)
             except StreamsError as error:
-                # A listener that raises is taken off the query. The next micro-batch reports it again.
-                _log.warning("lag of %s was not reported: %s", box, error.message)
+                # Spark removes a listener that raises. The next micro-batch reports again.
+                _log.warning(
+                    "could not report the lag of box %s, retrying after the next batch: %s",
+                    box,
+                    error.message,
+                )
 
         with ThreadPoolExecutor(_REPORTS_AT_ONCE) as threads:
-            list(threads.map(report, at))
+            list(threads.map(report, cursors))
 
     def _age_s(self, box: str, seq: int) -> float:
-        """Of the first record after this one."""
+        """Return the age of the first record after `seq`."""
         if self._shards is None:
             self._shards = Shards(self._client.url, key=self._key, retry=Retry(total_s=10))
         page = self._shards.scan_page(box, from_seq=seq, max_bytes=1, data=False, tags=False, meta=False)
-        found = next((run.time_list()[0] for run in page.runs), None)
-        return max(0.0, time.time() - found / 1000) if found is not None else 0.0
+        first_ms = next((run.time_list()[0] for run in page.runs), None)
+        return max(0.0, time.time() - first_ms / 1000) if first_ms is not None else 0.0
 
 
-def _offset(text: str | None) -> tuple[offsets.Offset, str | None]:
-    """An offset of ours, and the group it is for. A query may have sources of other kinds: of those there is
-    nothing to tell."""
+def _parse_offset(text: str | None) -> tuple[offsets.Offset, str | None]:
+    """Parse an offset of this source, and its group. Offsets of other formats give an empty offset."""
     try:
-        found = json.loads(text or "{}")
-        group = found.pop(offsets.GROUP, None)
-        return offsets.load(found), group
+        fields = json.loads(text or "{}")
+        group = fields.pop(offsets.GROUP, None)
+        return offsets.from_json(fields), group
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}, None
 
@@ -113,10 +118,12 @@ def follow_lag(
     key: str | None = None,
     query: str | None = None,
 ) -> Lag:
-    """From now on the cursors of streaming queries (all, or the one of this name or id) are those of `group`
-    in each box they read: `streams group ls` and the console show them. Without a group, of each source the
-    one that its option `group` names; sources without one are passed over. The listener that is returned
-    has how far each box is behind, and can be taken off with `spark.streams.removeListener`."""
+    """Commit the cursors of streaming queries to `group` of each box they read, after every micro-batch.
+
+    `streams group ls` and the console show them. `query` selects one query by name or id; the default is all.
+    Without `group`, each source uses its option `group`; sources without that option are skipped. The
+    returned listener has the lag of each box. Remove it with `spark.streams.removeListener`.
+    """
     listener = Lag(url, group, key=key, query=query)
     spark.streams.addListener(listener)
     return listener

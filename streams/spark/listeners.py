@@ -1,4 +1,4 @@
-"""A listener of streaming queries that does nothing: Spark's own demands all of its methods."""
+"""A base class for query listeners: Spark requires all four methods, and here each does nothing."""
 
 from __future__ import annotations
 

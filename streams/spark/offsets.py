@@ -1,14 +1,15 @@
-"""How far a reader is, what it takes next, and how that is cut into tasks. Pure: everything here is a
-function of its arguments, so a micro-batch that is planned again is planned the same.
+"""Offsets of a reader, the end of its next micro-batch, and the plan of its tasks.
 
-An offset is, for each box, the last seq *examined* and the box's generation: `{"orders": {"gen": 7, "seq":
-41}}`. The generation is the box's identity. Without it a box that was deleted and made anew, and has already
-grown past the old cursor, would be read on from the middle.
+Pure: every result depends on the arguments only, so planning a micro-batch again gives the same plan.
+
+An offset has, for each box, the last seq *read* and the box's generation: `{"orders": {"gen": 7, "seq":
+41}}`. The generation identifies the box. Without it, a reader would continue in the middle of a box that was
+deleted, created again, and has already grown past the old cursor.
 
 Invariants
   order      `seq` never goes back within a generation
-  fairness   a limit gives every box that has something at least one record, as far as it reaches
-  cover      the ranges of a plan are exactly what lies between two offsets, each record in one of them
+  fairness   a limit gives at least one record to every box with a backlog, while the limit lasts
+  cover      the ranges of a plan cover exactly the seqs between two offsets, each seq once
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from streams.spark.gaps import Gap
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Examined up to here, in this life of the box."""
+class Cursor:
+    """The last seq read in one generation of a box."""
 
     gen: int
     seq: int
@@ -32,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a shard knows of a box now."""
+    """The current positions and size of a box."""
 
     gen: int
     earliest_seq: int
@@ -48,18 +49,18 @@ class Head:
         )
 
     @property
-    def place(self) -> Place:
-        return Place(self.gen, self.head_seq)
+    def cursor(self) -> Cursor:
+        return Cursor(self.gen, self.head_seq)
 
     @property
-    def start(self) -> Place:
-        """Before the first record that is there: a reader that starts here has lost nothing."""
-        return Place(self.gen, self.earliest_seq - 1)
+    def start(self) -> Cursor:
+        """The cursor before the first existing record: a reader that starts here sees no gap."""
+        return Cursor(self.gen, self.earliest_seq - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Seqs after `after` up to `to`, which is the last one wanted."""
+class SeqRange:
+    """The seqs of a box after `after`, up to and including `to`."""
 
     box: str
     gen: int
@@ -70,104 +71,111 @@ class Range:
         return self.to - self.after
 
 
-Offset = dict[str, Place]
+Offset = dict[str, Cursor]
 
-#: Records that are worth a task of their own: Spark needs some 10 ms for one.
-_WORTH_A_TASK = 20_000
+#: The fewest records that justify another task: a task costs Spark about 10 ms.
+_TASK_RECORDS_MIN = 20_000
 
-#: Beside the boxes of an offset that is only shown: the group for which it is. No box is called like this.
+#: Key beside the boxes of a reported offset: the group to commit it to. Not a valid box name.
 GROUP = "$group"
 
-#: Beside the boxes of the end of a query's first micro-batch: where that batch begins. Spark keeps only the
-#: ends. When the first batch runs again after a restart, it asks anew where to begin, and "latest" would be a
-#: later place by then.
+#: Key beside the boxes in the end of a query's first micro-batch: the start of that batch. Spark stores only
+#: the ends. When the first batch runs again after a restart, Spark asks for the start again, and "latest"
+#: would be later by then.
 FIRST = "$first"
 
 
-def dump(offset: Mapping[str, Place]) -> dict[str, Any]:
-    """As Spark keeps it in its checkpoint."""
-    return {box: {"gen": place.gen, "seq": place.seq} for box, place in sorted(offset.items())}
+def to_json(offset: Mapping[str, Cursor]) -> dict[str, Any]:
+    """Convert an offset to the JSON object that Spark stores in its checkpoint."""
+    return {box: {"gen": cursor.gen, "seq": cursor.seq} for box, cursor in sorted(offset.items())}
 
 
-def load(text: Mapping[str, Any]) -> Offset:
-    return {box: Place(int(place["gen"]), int(place["seq"])) for box, place in text.items() if box != FIRST}
+def from_json(text: Mapping[str, Any]) -> Offset:
+    return {
+        box: Cursor(int(cursor["gen"]), int(cursor["seq"])) for box, cursor in text.items() if box != FIRST
+    }
 
 
-def start_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offset:
-    """Where the micro-batch begins that has these offsets in the checkpoint."""
-    return load(end.get(FIRST, start))
+def batch_start(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offset:
+    """Return the start of the micro-batch that has these offsets in the checkpoint."""
+    return from_json(end.get(FIRST, start))
 
 
-def pending(start: Mapping[str, Place], end: Mapping[str, Place]) -> dict[str, int]:
-    """How many seqs of each box lie between the two; boxes without any are left out."""
-    found = {box: place.seq - _begin(start, box, place).seq for box, place in end.items()}
-    return {box: count for box, count in found.items() if count > 0}
+def pending_counts(start: Mapping[str, Cursor], end: Mapping[str, Cursor]) -> dict[str, int]:
+    """Return how many seqs of each box lie between two offsets, without boxes that have none."""
+    counts = {box: cursor.seq - _resume(start, box, cursor).seq for box, cursor in end.items()}
+    return {box: count for box, count in counts.items() if count > 0}
 
 
-def _begin(start: Mapping[str, Place], box: str, end: Place) -> Place:
-    """Where reading begins on the way to `end`: a box of another life, or one never seen, from its
-    beginning."""
-    place = start.get(box)
-    return place if place is not None and place.gen == end.gen else Place(end.gen, 0)
+def _resume(start: Mapping[str, Cursor], box: str, end: Cursor) -> Cursor:
+    """Return the cursor to resume a box from. A new box, or a new generation of one, starts at 0."""
+    cursor = start.get(box)
+    return cursor if cursor is not None and cursor.gen == end.gen else Cursor(end.gen, 0)
 
 
 # -- admission
 
 
-def admit(start: Mapping[str, Place], heads: Mapping[str, Place], limit: int | None) -> Offset:
-    """The end of the next micro-batch: all there is, or `limit` records shared in proportion to how far each
-    box is behind, at least one each. Boxes without news stay where they are."""
-    waiting = pending(start, heads)
-    # A box that is gone keeps its place: should it come back, its generation tells.
-    kept = {box: place for box, place in start.items() if box not in heads}
-    if limit is None or sum(waiting.values()) <= limit:
-        return kept | dict(heads)
-    shares = _shares(waiting, limit)
-    end = dict(kept)
+def next_end(start: Mapping[str, Cursor], heads: Mapping[str, Cursor], limit: int | None) -> Offset:
+    """Return the end of the next micro-batch.
+
+    Without a limit, the end is the head of every box. Otherwise boxes share `limit` records in proportion to
+    their backlog, at least one record each. Boxes without new records keep their cursor.
+    """
+    backlog = pending_counts(start, heads)
+    # A deleted box keeps its cursor: if it is created again, its generation differs.
+    absent_boxes = {box: cursor for box, cursor in start.items() if box not in heads}
+    if limit is None or sum(backlog.values()) <= limit:
+        return absent_boxes | dict(heads)
+    shares = _shares(backlog, limit)
+    end = dict(absent_boxes)
     for box, head in heads.items():
-        begin = _begin(start, box, head)
+        begin = _resume(start, box, head)
         if shares.get(box):
-            end[box] = Place(head.gen, begin.seq + shares[box])
-        elif box not in waiting:
+            end[box] = Cursor(head.gen, begin.seq + shares[box])
+        elif box not in backlog:
             end[box] = head
         elif box in start:
             end[box] = start[box]
-        # A box never seen that gets nothing now stays unseen, and begins at 0 when its turn comes.
+        # A new box without a share stays out of the offset; it starts at 0 in a later batch.
     return end
 
 
-def _shares(waiting: Mapping[str, int], limit: int) -> dict[str, int]:
-    """`limit` records over these boxes. One each as far as it reaches, those that are furthest behind first;
-    then in proportion; what rounding leaves goes round, one each."""
-    boxes = sorted(waiting, key=lambda box: (-waiting[box], box))
+def _shares(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Divide `limit` records among boxes.
+
+    First one record each, largest backlog first; then in proportion to the backlog; then the rounding
+    remainder, one record each.
+    """
+    boxes = sorted(backlog, key=lambda box: (-backlog[box], box))
     shares = dict.fromkeys(boxes[:limit], 1)
     rest = limit - len(shares)
-    wanted = sum(waiting[box] - 1 for box in shares)
-    if rest and wanted:
-        spread = min(rest, wanted)
+    demand = sum(backlog[box] - 1 for box in shares)
+    if rest and demand:
+        spread = min(rest, demand)
         for box in shares:
-            shares[box] += (waiting[box] - 1) * spread // wanted
-        left = limit - sum(shares.values())
+            shares[box] += (backlog[box] - 1) * spread // demand
+        remainder = limit - sum(shares.values())
         for box in shares:
-            if left and shares[box] < waiting[box]:
+            if remainder and shares[box] < backlog[box]:
                 shares[box] += 1
-                left -= 1
+                remainder -= 1
     return shares
 
 
-def bytes_to_records(start: Mapping[str, Place], heads: Mapping[str, Head], limit_bytes: int) -> int:
-    """About how many of the waiting records these bytes are, by the mean size of each box's records."""
-    waiting = pending(start, {box: head.place for box, head in heads.items()})
-    records = sum(waiting.values())
-    size = sum(count * heads[box].bytes / max(1, heads[box].count) for box, count in waiting.items())
+def bytes_to_records(start: Mapping[str, Cursor], heads: Mapping[str, Head], limit_bytes: int) -> int:
+    """Estimate how many pending records fit into `limit_bytes`, from the mean record size of each box."""
+    backlog = pending_counts(start, {box: head.cursor for box, head in heads.items()})
+    records = sum(backlog.values())
+    size = sum(count * heads[box].bytes / max(1, heads[box].count) for box, count in backlog.items())
     return max(1, int(records * limit_bytes / size)) if size else max(1, records)
 
 
 # -- planning
 
 
-def losses(start: Mapping[str, Place], end: Mapping[str, Place]) -> list[Gap]:
-    """Boxes that were deleted and created again in between: what the deleted box still had is lost."""
+def recreated_gaps(start: Mapping[str, Cursor], end: Mapping[str, Cursor]) -> list[Gap]:
+    """Return a gap for each box that was deleted and created again: its unread records are lost."""
     return [
         Gap(box, start[box].seq + 1, None, "recreated", None)
         for box in sorted(start)
@@ -175,56 +183,58 @@ def losses(start: Mapping[str, Place], end: Mapping[str, Place]) -> list[Gap]:
     ]
 
 
-def ranges(start: Mapping[str, Place], end: Mapping[str, Place]) -> list[Range]:
-    found = []
-    for box, place in end.items():
-        begin = _begin(start, box, place)
-        if begin.seq < place.seq:
-            found.append(Range(box, place.gen, begin.seq, place.seq))
-    return found
+def ranges(start: Mapping[str, Cursor], end: Mapping[str, Cursor]) -> list[SeqRange]:
+    seq_ranges = []
+    for box, cursor in end.items():
+        begin = _resume(start, box, cursor)
+        if begin.seq < cursor.seq:
+            seq_ranges.append(SeqRange(box, cursor.gen, begin.seq, cursor.seq))
+    return seq_ranges
 
 
-def plan(
-    wanted: Iterable[Range],
+def plan_tasks(
+    seq_ranges: Iterable[SeqRange],
     *,
     partition_records: int,
     min_partitions: int | None,
     partition_bytes: int = 1 << 62,
     sizes: Mapping[str, float] | None = None,
     cores: int = 1,
-) -> list[list[Range]]:
-    """The work of each task. Long ranges are cut, short ones packed together with their neighbours by slot,
-    so that a task has few shards to talk to.
+) -> list[list[SeqRange]]:
+    """Return the ranges of each task.
 
-    `sizes` are the mean bytes of a record of each box. A record that is larger than a partition's bytes
-    divided by its records counts as several. Without `min_partitions` there are as many partitions as
-    `cores`, as long as each has enough to do.
+    Long ranges are split. Short ranges share a task with their neighbours by slot, so that a task connects to
+    few shards.
+
+    `sizes` has the mean record size of each box in bytes. A record larger than `partition_bytes` /
+    `partition_records` counts as several. Without `min_partitions` there are up to `cores` tasks, if each has
+    at least 20,000 records.
     """
-    todo = sorted(wanted, key=lambda each: (slot_of(each.box), each.box, each.after))
-    records = sum(map(len, todo))
+    ordered_ranges = sorted(seq_ranges, key=lambda each: (slot_of(each.box), each.box, each.after))
+    records = sum(map(len, ordered_ranges))
     if not records:
         return []
     if min_partitions is None:
-        min_partitions = max(1, min(cores, records // _WORTH_A_TASK))
+        min_partitions = max(1, min(cores, records // _TASK_RECORDS_MIN))
     cost = {
         each.box: max(1, int((sizes or {}).get(each.box, 0) * partition_records / partition_bytes))
-        for each in todo
+        for each in ordered_ranges
     }
-    total = sum(len(each) * cost[each.box] for each in todo)
+    total = sum(len(each) * cost[each.box] for each in ordered_ranges)
     size = max(1, min(partition_records, -(-total // min_partitions)))
-    tasks: list[list[Range]] = []
+    tasks: list[list[SeqRange]] = []
     room = 0
-    for each in todo:
+    for each in ordered_ranges:
         after = each.after
         while after < each.to:
             if room < cost[each.box]:
                 tasks.append([])
                 room = size
             to = min(each.to, after + max(1, room // cost[each.box]))
-            # Cutting off less than a tenth of a task is not worth a range of its own.
+            # A remainder under a tenth of a task joins this task: it does not justify another range.
             if (each.to - to) * cost[each.box] < size // 10:
                 to = each.to
-            tasks[-1].append(Range(each.box, each.gen, after, to))
+            tasks[-1].append(SeqRange(each.box, each.gen, after, to))
             room = max(0, room - (to - after) * cost[each.box])
             after = to
     return tasks

@@ -1,5 +1,7 @@
-"""The options of the data source `streams`: the table from which parsing, messages and the reference page
-come. Pure; needs no pyspark. What they mean together is in `options.py`."""
+"""The table of options of the data source `streams`: source of parsing, messages and the reference page.
+
+Pure; needs no pyspark. `options.py` checks how options combine.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from streams.protocol.model.names import check_box_name, check_readable_name
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-#: In `startingOffsets` as JSON, as Kafka's users write them.
+#: Special seqs in the JSON of `startingOffsets`, with the values that Kafka uses.
 EARLIEST_NUMBER: Final = -2
 _LATEST_NUMBER: Final = -1
 
 FAIL, EMIT, SKIP = "fail", "emit", "skip"
 
-#: Where an option has its place.
+#: Scopes of an option: the operations that accept it.
 BATCH, STREAM, WRITE, STREAM_WRITE = "batch read", "stream read", "batch write", "stream write"
 _READS = (BATCH, STREAM)
 _WRITES = (WRITE, STREAM_WRITE)
@@ -32,12 +34,12 @@ _ALL = (*_READS, *_WRITES)
 @dataclass(frozen=True, slots=True)
 class Option:
     name: str
-    places: tuple[str, ...]
+    scopes: tuple[str, ...]
     parse: Callable[[str], Any]
     default: Any
     help: str
-    #: How the default is shown, where its value does not say enough.
-    shown: str = ""
+    #: Text for the default in the reference, where the value alone is not clear.
+    default_text: str = ""
     alias: str = ""
 
 
@@ -71,7 +73,7 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole_number(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -97,14 +99,14 @@ _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 def _duration_ms(text: str) -> int:
-    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h)?", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)?", text.strip())
+    if match is None:
         raise ValueError("must be a time such as 500ms, 30s or 15m")
-    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
 
 
-def moment_ms(text: str) -> int:
-    """Milliseconds since 1970, or an ISO time."""
+def parse_time_ms(text: str) -> int:
+    """Parse milliseconds since 1970, or an ISO time, to milliseconds since 1970."""
     if re.fullmatch(r"\d+", text):
         return int(text)
     try:
@@ -115,18 +117,18 @@ def moment_ms(text: str) -> int:
 
 
 def _offsets(text: str) -> str | dict[str, int]:
-    """`earliest`, `latest`, or box -> the last seq that is not wanted any more."""
+    """Parse `earliest`, `latest`, or JSON: box -> the last seq before the read."""
     if text.lower() in (EARLIEST, LATEST):
         return text.lower()
     try:
-        found = msgspec.json.decode(text, type=dict[str, int])
+        seqs = msgspec.json.decode(text, type=dict[str, int])
     except msgspec.DecodeError as error:
         raise ValueError(f'must be earliest, latest, or JSON such as {{"orders": 41}} ({error})') from None
-    for box, seq in found.items():
+    for box, seq in seqs.items():
         check_readable_name(box)
         if seq < EARLIEST_NUMBER:
             raise ValueError(f"{box}: a seq is at least 0; -2 is earliest, -1 is latest")
-    return found
+    return seqs
 
 
 def _moments(text: str) -> dict[str, int]:
@@ -138,7 +140,7 @@ def _moments(text: str) -> dict[str, int]:
 
 def _match(text: str) -> Match:
     if "*" in text[:-1] or not text:
-        raise ValueError("must be a tag, or the beginning of one with a star after it")
+        raise ValueError("must be a tag, or a tag prefix with a star at the end")
     return Match(text.removesuffix("*"), is_prefix=text.endswith("*"))
 
 
@@ -151,7 +153,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _ALL,
         _text,
         "http://127.0.0.1:4000",
-        "The server. Its map of shards is asked there; records go to and come from the shards themselves.",
+        "The server. It supplies the map of shards; records travel to and from the shards directly.",
     ),
     Option(
         "transport",
@@ -159,14 +161,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _one_of("auto", "unix", "tcp"),
         "auto",
         "How tasks reach the shards: `unix` on the server's machine, `tcp` from elsewhere (the server needs "
-        "`STREAMS_SHARD_HOST`), `auto` by what a task can see.",
+        "`STREAMS_SHARD_HOST`), `auto` chooses `unix` if a task can open the sockets.",
     ),
     Option(
         "tokenEnv",
         _ALL,
         _text,
         None,
-        "Variable with the key, read where a task runs.",
+        "Environment variable with the key, read where a task runs.",
     ),
     Option(
         "tokenFile",
@@ -180,14 +182,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _ALL,
         _text,
         None,
-        "The key itself. It becomes part of the plan: prefer the two above.",
+        "The key itself. It becomes part of the query plan: prefer `tokenEnv` or `tokenFile`.",
     ),
     Option(
         "subscribe",
         _READS,
         _names,
         (),
-        "Boxes, comma-separated; the same as the argument of `load`.",
+        "Names of boxes, comma-separated; also the argument of `load`.",
         alias="path",
     ),
     Option(
@@ -195,160 +197,159 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _READS,
         _pattern,
         None,
-        "Boxes whose whole name matches this regular expression, also those that come later.",
+        "Boxes whose whole name matches this regular expression, including boxes created later.",
     ),
     Option(
         "subscribePrefix",
         _READS,
         _text,
         None,
-        "Boxes whose name begins so, also those that come later.",
+        "Boxes whose name starts with this prefix, including boxes created later.",
     ),
     Option(
         "startingOffsets",
         _READS,
         _offsets,
         None,
-        "`earliest`, `latest`, or JSON: box → last seq that is not wanted (−2 earliest, −1 latest). A "
-        "stream that goes on from its checkpoint does not look at it.",
-        shown="batch `earliest`, stream `latest`",
+        "`earliest`, `latest`, or JSON: box → the last seq before the read (−2 earliest, −1 latest). A "
+        "stream that resumes from its checkpoint ignores it.",
+        default_text="batch `earliest`, stream `latest`",
     ),
     Option(
         "endingOffsets",
         (BATCH,),
         _offsets,
         LATEST,
-        "`latest`, or JSON: box → last seq that is wanted (−1 latest).",
+        "`latest`, or JSON: box → the last seq of the read (−1 latest).",
     ),
     Option(
         "startingTimestamp",
         _READS,
-        moment_ms,
+        parse_time_ms,
         None,
-        "From the first record that is not older: milliseconds since 1970, or an ISO time (UTC unless it "
-        "says otherwise).",
+        "Start at the first record with this time or a later one: milliseconds since 1970, or an ISO time "
+        "(UTC unless it has a zone).",
     ),
     Option(
         "startingOffsetsByTimestamp",
         _READS,
         _moments,
         None,
-        "The same for each box, as JSON.",
+        "A `startingTimestamp` for each box, as JSON: box → milliseconds since 1970.",
     ),
     Option(
         "endingTimestamp",
         (BATCH,),
-        moment_ms,
+        parse_time_ms,
         None,
-        "Up to the last record before this time.",
+        "End at the last record before this time.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
         _READS,
         _one_of("error", LATEST),
         "error",
-        "When a box has no record so new: `error`, or begin at its end (`latest`).",
+        "If a box has no record at or after the time: `error`, or start at its end (`latest`).",
     ),
     Option(
         "maxRecordsPerTrigger",
         (STREAM,),
-        _whole(1),
+        _whole_number(1),
         None,
-        "Records a micro-batch takes at most, shared by how far each box is behind.",
+        "Most records of a micro-batch. Boxes share them in proportion to their backlog.",
         alias="maxOffsetsPerTrigger",
     ),
     Option(
         "maxBytesPerTrigger",
         (STREAM,),
-        _whole(0),
+        _whole_number(0),
         64 << 20,
-        "About how many bytes a micro-batch takes; at least one record. 0: no limit.",
-        shown="64 MiB",
+        "Approximate bytes of a micro-batch; at least one record. 0: no limit.",
+        default_text="64 MiB",
     ),
     Option(
         "minOffsetsPerTrigger",
         (STREAM,),
-        _whole(1),
+        _whole_number(1),
         None,
-        "Wait until there are so many new records, or `maxTriggerDelay` has passed. Without effect under "
-        "AvailableNow.",
+        "Wait until there are this many new records, or until `maxTriggerDelay` has passed. No effect with "
+        "the trigger AvailableNow.",
     ),
     Option(
         "maxTriggerDelay",
         (STREAM,),
         _duration_ms,
         900000,
-        "How long `minOffsetsPerTrigger` may wait.",
-        shown="`15m`",
+        "The longest wait for `minOffsetsPerTrigger`.",
+        default_text="`15m`",
     ),
     Option(
         "minPartitions",
         _READS,
-        _whole(1),
+        _whole_number(1),
         None,
-        "Cut into at least so many partitions, if there are as many records.",
-        shown="the driver's cores, of 20,000 records or more each",
+        "Fewest partitions of a read, if it has as many records.",
+        default_text="the driver's cores, with 20,000 records or more each",
     ),
     Option(
         "maxRecordsPerPartition",
         _READS,
-        _whole(1),
+        _whole_number(1),
         250000,
-        "Records of one partition at most.",
+        "Most records of one partition.",
     ),
     Option(
         "maxBytesPerPartition",
         _READS,
-        _whole(1),
+        _whole_number(1),
         16 << 20,
-        "About how many bytes a partition has at most, by the mean size of each box's records.",
-        shown="16 MiB",
+        "Approximate bytes of one partition, from the mean record size of each box.",
+        default_text="16 MiB",
     ),
     Option(
         "maxBoxes",
         _READS,
-        _whole(1),
+        _whole_number(1),
         100_000,
-        "Boxes a read may have. A stream writes the offsets of all of them with every micro-batch, about "
-        "50 bytes "
-        "each.",
+        "Most boxes of a read. A stream writes the offsets of all its boxes with every micro-batch, about "
+        "50 bytes each.",
     ),
     Option(
         "missingBoxes",
         _READS,
         _one_of("fail", "wait", "ignore"),
         "fail",
-        "A box in `subscribe` that is not there: `fail`; `wait`, a stream takes it when it comes; `ignore`.",
+        "A box in `subscribe` does not exist: `fail`; `wait` until it is created (streams); `ignore` it.",
     ),
     Option(
         "failOnDataLoss",
         _READS,
         _flag,
         True,
-        "Whether the query fails when wanted records are lost. `false` is `onGap=skip`.",
+        "Fail the query if records of its range are lost. `false` is `onGap=skip`.",
     ),
     Option(
         "onGap",
         _READS,
         _one_of(FAIL, EMIT, SKIP),
         None,
-        "What lost records do: `fail` the query with the exact range, `emit` a row that says which, or "
-        "`skip` with a warning in the log.",
-        shown="by `failOnDataLoss`",
+        "If records are lost: `fail` the query with the exact range, `emit` a row with the range, or `skip` "
+        "it with a warning in the log.",
+        default_text="by `failOnDataLoss`",
     ),
     Option(
         "gapBox",
         _READS,
         _name,
         None,
-        "With `emit` and `skip`: each gap is also appended to this box.",
+        "With `emit` and `skip`: append each gap to this box too.",
     ),
     Option(
         "includeMeta",
         _READS,
         _flag,
         True,
-        "`false` leaves `meta` null and off the wire.",
+        "`false` leaves `meta` null and does not transfer it.",
         alias="includeHeaders",
     ),
     Option(
@@ -356,45 +357,45 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _ALL,
         _text,
         None,
-        "Read: leave out what this node wrote. Write: the node of records without one.",
-        shown="write: `spark`",
+        "Read: skip records of this node. Write: the node of records without one.",
+        default_text="write: `spark`",
     ),
     Option(
         "match",
         _READS,
         _match,
         None,
-        "Only records with this tag; with a star at its end, tags that begin so.",
+        "Only records with this tag, or, with a star at the end, with this tag prefix.",
     ),
     Option(
         "pushdown",
         (BATCH,),
         _flag,
         False,
-        "Filters on box, seq, ts and tag are done before rows reach Spark. Needs "
+        "Apply filters on box, seq, ts and tag before rows reach Spark. Needs "
         "`spark.sql.python.filterPushdown.enabled`.",
     ),
     Option(
         "scanBytes",
         _READS,
-        _whole(65536),
+        _whole_number(65536),
         8 << 20,
-        "Bytes one answer of a shard has at most.",
-        shown="8 MiB",
+        "Most bytes of one response of a shard.",
+        default_text="8 MiB",
     ),
     Option(
         "group",
         (STREAM,),
         _text,
         None,
-        "Group under which `follow_lag` tells how far the query is, unless it is given one itself.",
+        "Group to which `follow_lag` commits the cursors of the query, unless its argument `group` is set.",
     ),
     Option(
         "box",
         _WRITES,
         _name,
         None,
-        "The box for all rows; without it the column `box` says.",
+        "The box for all rows. Without it, the column `box` has the box of each row.",
         alias="path",
     ),
     Option(
@@ -402,8 +403,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _WRITES,
         _one_of("txn", "keyed", "append"),
         "txn",
-        "`txn`: each row once, visible at the commit. `keyed`: visible at once, and each row once while a "
-        "rerun cuts rows as before, within the box's `idempotency_window_ms`. `append`: at least once, "
+        "`txn`: each row once, visible at the commit. `keyed`: visible at once, and each row once if a rerun "
+        "partitions its rows identically within the box's `idempotency_window_ms`. `append`: at least once, "
         "visible at once.",
     ),
     Option(
@@ -411,58 +412,58 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _WRITES,
         _text,
         None,
-        "Who writes. With `txnVersion`, a second run of the same version changes nothing.",
-        shown="the query's id; batch: one of its own",
+        "Name of the writer. With `txnVersion`, a second run of the same version changes nothing.",
+        default_text="the query's id; batch: a new name",
     ),
     Option(
         "txnVersion",
         (WRITE,),
-        _whole(0),
+        _whole_number(0),
         None,
-        "Which version of its data; each is written once.",
+        "Version of the writer's data; each version is written once.",
     ),
     Option(
         "txnIfDone",
         _WRITES,
         _one_of("skip", "fail"),
         "skip",
-        "A version that was committed before: `skip` writes nothing and succeeds, `fail` is an error.",
+        "If the version is committed already: `skip` writes nothing and succeeds, `fail` is an error.",
     ),
     Option(
         "txnReset",
         _WRITES,
         _flag,
         False,
-        "Take the writer over from another query or checkpoint.",
+        "Take over the writer from another query or checkpoint.",
     ),
     Option(
         "create",
         _WRITES,
         _flag,
         True,
-        "Whether boxes that are not there are made.",
+        "Create boxes that do not exist.",
     ),
     Option(
         "durability",
         _WRITES,
         _one_of("memory", "disk", "fsync", "object"),
         None,
-        "Class of boxes that the write makes.",
-        shown="the server's",
+        "Durability class of boxes that the write creates.",
+        default_text="the server's",
     ),
     Option(
         "retryTimeoutMs",
         _ALL,
-        _whole(0),
+        _whole_number(0),
         60000,
-        "How long a call is repeated while a shard is busy or away.",
+        "How long to retry a call while a shard is busy or unreachable.",
     ),
     Option(
         "commitTimeoutMs",
         _WRITES,
-        _whole(0),
+        _whole_number(0),
         300000,
-        "The same for a commit.",
+        "How long to retry a commit while a shard is busy or unreachable.",
     ),
 )
 
@@ -471,23 +472,25 @@ OPTIONS: Final[tuple[Option, ...]] = (
 
 
 def markdown() -> str:
-    """The table for `docs/reference/spark.md`."""
+    """Return the table of options for `docs/reference/spark.md`."""
     lines = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
-        default = option.shown or _shown(option.default)
+        default = option.default_text or _format_default(option.default)
         alias = f", or `{option.alias}`" if option.alias else ""
-        lines.append(f"| `{option.name}`{alias} | {default} | {_places(option.places)} | {option.help} |")
+        lines.append(
+            f"| `{option.name}`{alias} | {default} | {_format_scopes(option.scopes)} | {option.help} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def _shown(default: Any) -> str:
+def _format_default(default: Any) -> str:
     if default is None or default == ():
         return "–"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-def _places(places: tuple[str, ...]) -> str:
-    for shown, group in (("all", _ALL), ("read", _READS), ("write", _WRITES)):
-        if places == group:
-            return shown
-    return ", ".join(places)
+def _format_scopes(scopes: tuple[str, ...]) -> str:
+    for text, group in (("all", _ALL), ("read", _READS), ("write", _WRITES)):
+        if scopes == group:
+            return text
+    return ", ".join(scopes)

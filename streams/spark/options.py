@@ -1,8 +1,7 @@
-"""What is read and what is written, out of the options that Spark hands over. Pure; needs no pyspark.
+"""Parses the options of a read or a write. Pure; needs no pyspark.
 
-Spark hands options over as strings with lower-case keys. An option that is not in the table
-(`option_table.py`) is refused and the nearest name suggested: elsewhere a misspelt option is quietly
-without effect.
+Spark passes options as strings with lower-case keys. An option that is not in the table (`option_table.py`)
+is an error that suggests the nearest name; other sources silently ignore misspelt options.
 """
 
 from __future__ import annotations
@@ -44,23 +43,23 @@ __all__ = [
     "STREAM_WRITE",
     "WRITE",
     "BadOption",
-    "Reading",
+    "ReadOptions",
     "Server",
-    "Writing",
-    "reading",
-    "writing",
+    "WriteOptions",
+    "parse_read_options",
+    "parse_write_options",
 ]
 
-#: What Spark itself puts among our options.
-_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
-_BEGINS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+#: Options that Spark adds by itself.
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
+_START_OPTIONS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
 
-#: Spark does not pass the options of a table to a source written in Python. With defaults in their place, a
-#: table would read and write boxes of another server.
+#: Spark does not pass the options of a table to a source written in Python. With default options, a table
+#: would read and write boxes of another server.
 NO_TABLE: Final = (
     "Spark loses the options of a table; use CREATE TEMPORARY VIEW … USING streams OPTIONS (url '…', …), or "
-    "spark.read and write with options"
+    "spark.read and df.write with options"
 )
 
 
@@ -73,7 +72,7 @@ class BadOption(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How a task reaches the shards. The key is looked up where it is used."""
+    """Connection options of a task. A task reads the key where it runs."""
 
     url: str
     token_env: str | None = None
@@ -84,13 +83,15 @@ class Server:
 
     @property
     def over_tcp(self) -> bool | None:
-        """None: by their Unix sockets where a task can see them."""
+        """Return True for TCP, False for Unix sockets, None to use Unix sockets if the task can open them."""
         return None if self.transport == "auto" else self.transport == "tcp"
 
     def key(self) -> str | None:
         if self.token_env is not None:
             if self.token_env not in os.environ:
-                raise BadOption(f"tokenEnv: there is no variable {self.token_env} here")
+                raise BadOption(
+                    f"tokenEnv: there is no variable {self.token_env} here; set it where tasks run"
+                )
             return os.environ[self.token_env]
         if self.token_file is not None:
             try:
@@ -101,8 +102,8 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What is read, from where and how."""
+class ReadOptions:
+    """Options of a read, parsed and checked."""
 
     server: Server
     boxes: tuple[str, ...]
@@ -112,17 +113,17 @@ class Reading:
     ending: str | dict[str, int]
     starting_ms: int | dict[str, int] | None
     ending_ms: int | None
-    when_none_so_new: str
+    no_newer_record: str
     max_records: int | None
     max_bytes: int | None
     min_records: int | None
     max_delay_ms: int
-    #: None: by how much there is to read.
+    #: None: chosen from the number of records.
     min_partitions: int | None
     partition_records: int
     partition_bytes: int
     max_boxes: int
-    missing: str
+    missing_boxes: str
     on_gap: str
     gap_box: str | None
     include_meta: bool
@@ -131,7 +132,7 @@ class Reading:
     pushdown: bool
     scan_bytes: int
     group: str | None
-    #: The option that says where to begin, if one was given: a checkpoint makes it void.
+    #: Name of the start option that the user set, if any. A query with a checkpoint ignores it.
     starting_option: str | None
 
     def wants(self, box: str) -> bool:
@@ -143,8 +144,8 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
-    """What becomes of rows."""
+class WriteOptions:
+    """Options of a write, parsed and checked."""
 
     server: Server
     box: str | None
@@ -157,145 +158,150 @@ class Writing:
     create: bool
     durability: str | None
     commit_s: float
-    #: Of a streaming query, where its options say it.
+    #: Checkpoint location of a streaming query, if its options name it.
     checkpoint: str | None = None
 
 
-def reading(given: Mapping[str, str], place: str) -> Reading:
-    if not given:
-        raise BadOption(f"no option is given: {NO_TABLE}")
-    found = _parsed(given, place)
-    selectors = [name for name in ("subscribe", "subscribePattern", "subscribePrefix") if found[name]]
+def parse_read_options(raw_options: Mapping[str, str], scope: str) -> ReadOptions:
+    if not raw_options:
+        raise BadOption(f"no options: {NO_TABLE}")
+    values = _parse(raw_options, scope)
+    selectors = [name for name in ("subscribe", "subscribePattern", "subscribePrefix") if values[name]]
     if len(selectors) != 1:
-        named = " and ".join(selectors) or "none of them"
+        names = " and ".join(selectors) or "none of them"
         raise BadOption(
-            f"exactly one of subscribe (the argument of load), subscribePattern and subscribePrefix is "
-            f"needed; "
-            f"given: {named}"
+            f"set exactly one of subscribe (the argument of load), subscribePattern and subscribePrefix; "
+            f"set now: {names}"
         )
-    _at_most_one(given, _BEGINS)
-    _at_most_one(given, ("endingOffsets", "endingTimestamp"))
-    if found["endingOffsets"] == EARLIEST:
+    _at_most_one(raw_options, _START_OPTIONS)
+    _at_most_one(raw_options, ("endingOffsets", "endingTimestamp"))
+    if values["endingOffsets"] == EARLIEST:
         raise BadOption("endingOffsets: must be latest, or JSON")
-    if isinstance(found["endingOffsets"], dict):
-        for box, seq in found["endingOffsets"].items():
+    if isinstance(values["endingOffsets"], dict):
+        for box, seq in values["endingOffsets"].items():
             if seq == EARLIEST_NUMBER:
-                raise BadOption(
-                    f"endingOffsets: {box}: -2 is earliest, and nothing is before it; -1 is latest"
-                )
-    on_gap = found["onGap"] or (FAIL if found["failOnDataLoss"] else SKIP)
-    if found["onGap"] not in (None, FAIL) and "failondataloss" in _lowered(given) and found["failOnDataLoss"]:
-        raise BadOption(f"onGap: {found['onGap']} and failOnDataLoss=true contradict each other")
-    starting = found["startingOffsets"] or (EARLIEST if place == BATCH else LATEST)
-    by_time = found["startingOffsetsByTimestamp"]
-    return Reading(
-        server=_server(found),
-        boxes=found["subscribe"],
-        pattern=found["subscribePattern"],
-        prefix=found["subscribePrefix"],
+                raise BadOption(f"endingOffsets: {box}: -2 (earliest) leaves nothing to read; -1 is latest")
+    on_gap = values["onGap"] or (FAIL if values["failOnDataLoss"] else SKIP)
+    if (
+        values["onGap"] not in (None, FAIL)
+        and "failondataloss" in _lower_names(raw_options)
+        and values["failOnDataLoss"]
+    ):
+        raise BadOption(f"onGap: {values['onGap']} and failOnDataLoss=true contradict each other")
+    starting = values["startingOffsets"] or (EARLIEST if scope == BATCH else LATEST)
+    by_time = values["startingOffsetsByTimestamp"]
+    return ReadOptions(
+        server=_server(values),
+        boxes=values["subscribe"],
+        pattern=values["subscribePattern"],
+        prefix=values["subscribePrefix"],
         starting=starting,
-        ending=found["endingOffsets"] or LATEST,
-        starting_ms=by_time if by_time is not None else found["startingTimestamp"],
-        ending_ms=found["endingTimestamp"],
-        when_none_so_new=found["startingOffsetsByTimestampStrategy"],
-        max_records=found["maxRecordsPerTrigger"],
-        max_bytes=found["maxBytesPerTrigger"] or None,
-        min_records=found["minOffsetsPerTrigger"],
-        max_delay_ms=found["maxTriggerDelay"] or 0,
-        min_partitions=found["minPartitions"],
-        partition_records=found["maxRecordsPerPartition"],
-        partition_bytes=found["maxBytesPerPartition"],
-        max_boxes=found["maxBoxes"],
-        missing=found["missingBoxes"],
+        ending=values["endingOffsets"] or LATEST,
+        starting_ms=by_time if by_time is not None else values["startingTimestamp"],
+        ending_ms=values["endingTimestamp"],
+        no_newer_record=values["startingOffsetsByTimestampStrategy"],
+        max_records=values["maxRecordsPerTrigger"],
+        max_bytes=values["maxBytesPerTrigger"] or None,
+        min_records=values["minOffsetsPerTrigger"],
+        max_delay_ms=values["maxTriggerDelay"] or 0,
+        min_partitions=values["minPartitions"],
+        partition_records=values["maxRecordsPerPartition"],
+        partition_bytes=values["maxBytesPerPartition"],
+        max_boxes=values["maxBoxes"],
+        missing_boxes=values["missingBoxes"],
         on_gap=on_gap,
-        gap_box=found["gapBox"],
-        include_meta=found["includeMeta"],
-        node=found["node"],
-        match=found["match"],
-        pushdown=bool(found["pushdown"]),
-        scan_bytes=found["scanBytes"],
-        group=found["group"],
-        starting_option=next((name for name in _BEGINS if found[name] is not None), None),
+        gap_box=values["gapBox"],
+        include_meta=values["includeMeta"],
+        node=values["node"],
+        match=values["match"],
+        pushdown=bool(values["pushdown"]),
+        scan_bytes=values["scanBytes"],
+        group=values["group"],
+        starting_option=next((name for name in _START_OPTIONS if values[name] is not None), None),
     )
 
 
-def writing(given: Mapping[str, str], place: str) -> Writing:
-    if "url" not in _lowered(given):
-        raise BadOption(f"url: is not given, and rows are written only where it says. In SQL: {NO_TABLE}")
-    found = _parsed(given, place)
-    if (found["txnVersion"] is None) != (found["txnAppId"] is None) and place == WRITE:
-        raise BadOption("txnAppId and txnVersion go together: who writes, and which version of its data")
-    if found["delivery"] == "append" and found["txnAppId"] is not None:
-        raise BadOption("txnAppId: has no meaning with delivery=append")
-    return Writing(
-        server=_server(found),
-        box=found["box"],
-        delivery=found["delivery"],
-        app_id=found["txnAppId"],
-        version=found["txnVersion"],
-        reset=found["txnReset"],
-        if_done=found["txnIfDone"],
-        node=found["node"] if found["node"] is not None else "spark",
-        create=found["create"],
-        durability=found["durability"],
-        commit_s=found["commitTimeoutMs"] / 1000,
-        checkpoint=_lowered(given).get("checkpointlocation"),
+def parse_write_options(raw_options: Mapping[str, str], scope: str) -> WriteOptions:
+    if "url" not in _lower_names(raw_options):
+        raise BadOption(f"url: is required for a write; set it to the server's URL. In SQL: {NO_TABLE}")
+    values = _parse(raw_options, scope)
+    if (values["txnVersion"] is None) != (values["txnAppId"] is None) and scope == WRITE:
+        raise BadOption("txnAppId and txnVersion go together: set both, or neither")
+    if values["delivery"] == "append" and values["txnAppId"] is not None:
+        raise BadOption("txnAppId: has no effect with delivery=append; remove it, or use delivery=txn")
+    return WriteOptions(
+        server=_server(values),
+        box=values["box"],
+        delivery=values["delivery"],
+        app_id=values["txnAppId"],
+        version=values["txnVersion"],
+        reset=values["txnReset"],
+        if_done=values["txnIfDone"],
+        node=values["node"] if values["node"] is not None else "spark",
+        create=values["create"],
+        durability=values["durability"],
+        commit_s=values["commitTimeoutMs"] / 1000,
+        checkpoint=_lower_names(raw_options).get("checkpointlocation"),
     )
 
 
-def _server(found: Mapping[str, Any]) -> Server:
+def _server(values: Mapping[str, Any]) -> Server:
     return Server(
-        url=found["url"],
-        token_env=found["tokenEnv"],
-        token_file=found["tokenFile"],
-        token=found["token"],
-        retry_s=found["retryTimeoutMs"] / 1000,
-        transport=found["transport"],
+        url=values["url"],
+        token_env=values["tokenEnv"],
+        token_file=values["tokenFile"],
+        token=values["token"],
+        retry_s=values["retryTimeoutMs"] / 1000,
+        transport=values["transport"],
     )
 
 
-def _lowered(given: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in given.items()}
+def _lower_names(raw_options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in raw_options.items()}
 
 
-def _parsed(given: Mapping[str, str], place: str) -> dict[str, Any]:
-    """Every option of the table by its name; None or its default where it was not given."""
-    known: dict[str, Option] = {}
-    elsewhere: dict[str, Option] = {}
+def _parse(raw_options: Mapping[str, str], scope: str) -> dict[str, Any]:
+    """Return the value of every option in the table, by name. Options that are not set have their default."""
+    allowed_options: dict[str, Option] = {}
+    other_options: dict[str, Option] = {}
     for option in OPTIONS:
-        table = known if place in option.places else elsewhere
+        table = allowed_options if scope in option.scopes else other_options
         table[option.name.lower()] = option
         if option.alias:
             table[option.alias.lower()] = option
-    found: dict[str, Any] = {option.name: None for option in OPTIONS}
-    found |= {option.name: option.default for option in known.values()}
-    named: dict[str, str] = {}
-    for name, text in _lowered(given).items():
-        if name in _OF_SPARK:
+    values: dict[str, Any] = {option.name: None for option in OPTIONS}
+    values |= {option.name: option.default for option in allowed_options.values()}
+    names_used: dict[str, str] = {}
+    for name, text in _lower_names(raw_options).items():
+        if name in _SPARK_OPTIONS:
             continue
-        if name not in known:
-            raise BadOption(_unknown(name, place, known, elsewhere))
-        option = known[name]
-        if option.name in named:
-            raise BadOption(f"{option.name}: given twice, as {named[option.name]} and as {name}")
-        named[option.name] = name
+        if name not in allowed_options:
+            raise BadOption(_unknown_option_message(name, scope, allowed_options, other_options))
+        option = allowed_options[name]
+        if option.name in names_used:
+            raise BadOption(
+                f"{option.name}: is set twice, as {names_used[option.name]} and as {name}; remove one"
+            )
+        names_used[option.name] = name
         try:
-            found[option.name] = option.parse(str(text))
+            values[option.name] = option.parse(str(text))
         except (ValueError, Refused) as error:
             raise BadOption(f"{option.name}: {text!r} {error}") from None
-    return found
+    return values
 
 
-def _unknown(name: str, place: str, known: Mapping[str, Option], elsewhere: Mapping[str, Option]) -> str:
-    if name in elsewhere:
-        option = elsewhere[name]
-        return f"{option.name}: is an option of a {' and a '.join(option.places)}, not of a {place}"
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {known[near[0]].name}?" if near else ""
-    return f"{name}: there is no such option of a {place}{hint}"
+def _unknown_option_message(
+    name: str, scope: str, allowed_options: Mapping[str, Option], other_options: Mapping[str, Option]
+) -> str:
+    if name in other_options:
+        option = other_options[name]
+        return f"{option.name}: is an option of a {' and a '.join(option.scopes)}, not of a {scope}"
+    similar_names = difflib.get_close_matches(name, allowed_options, n=1)
+    hint = f"; did you mean {allowed_options[similar_names[0]].name}?" if similar_names else ""
+    return f"{name}: there is no such option of a {scope}{hint}"
 
 
-def _at_most_one(given: Mapping[str, str], names: tuple[str, ...]) -> None:
-    named = [name for name in names if name.lower() in _lowered(given)]
-    if len(named) > 1:
-        raise BadOption(f"{' and '.join(named)} contradict each other: give one of them")
+def _at_most_one(raw_options: Mapping[str, str], names: tuple[str, ...]) -> None:
+    names_used = [name for name in names if name.lower() in _lower_names(raw_options)]
+    if len(names_used) > 1:
+        raise BadOption(f"{' and '.join(names_used)} contradict each other: set only one of them")

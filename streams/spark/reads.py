@@ -1,8 +1,7 @@
-"""What a reader asks the shards: which boxes there are, where a read begins and ends, what a range holds, and
-what was lost of it.
+"""Plans a read (boxes, start, end, tasks) and reads the ranges of a task from the shards.
 
-Loss is looked for twice: when a read is planned, and again when a task comes to its range, because a box can
-drop records in between. Both say the same and follow the same policy.
+Gaps are detected twice: when the read is planned, and again when a task reads its range, because a box can
+drop records in between. Both follow the same policy (`GapPolicy`).
 """
 
 from __future__ import annotations
@@ -23,15 +22,14 @@ from streams.client.retry import Retry
 from streams.direct import ScanPage, Shards
 from streams.protocol.errors import BoxNotFound
 from streams.spark import offsets
-from streams.spark.columns import COLUMNS, batch_of, gap_batch
+from streams.spark.columns import COLUMNS, gaps_to_batch, run_to_batch
 from streams.spark.gaps import Gap, GapError
-from streams.spark.offsets import Head, Offset, Place, Range
-from streams.spark.options import EARLIEST, EMIT, FAIL, LATEST, BadOption, Reading, Server
+from streams.spark.offsets import Cursor, Head, Offset, SeqRange
+from streams.spark.options import EARLIEST, EMIT, FAIL, LATEST, BadOption, ReadOptions, Server
 
 T = TypeVar("T")
 
-#: Rows of small runs are put together up to this many: each batch costs Spark about as much as a thousand
-#: rows.
+#: Small batches are merged up to this many rows: a batch costs Spark about as much as a thousand rows.
 _BATCH_ROWS = 10_000
 
 
@@ -44,261 +42,284 @@ def open_client(server: Server) -> Client:
     return Client(server.url, key=server.key(), retry=Retry(total_s=server.retry_s))
 
 
-# -- which boxes, and where they stand
+# -- boxes, start and end
 
 
-def heads(shards: Shards, asked: Reading) -> dict[str, Head]:
-    if asked.boxes:
-        positions = shards.states(boxes=asked.boxes)
+def read_heads(shards: Shards, options: ReadOptions) -> dict[str, Head]:
+    if options.boxes:
+        positions = shards.states(boxes=options.boxes)
     else:
-        positions = [each for each in shards.states(prefix=asked.prefix or "") if asked.wants(each.box)]
-    if len(positions) > asked.max_boxes:
+        positions = [each for each in shards.states(prefix=options.prefix or "") if options.wants(each.box)]
+    if len(positions) > options.max_boxes:
         raise BadOption(
-            f"maxBoxes: {len(positions)} boxes are wanted and {asked.max_boxes} allowed; "
-            f"offsets of all are written with each micro-batch"
+            f"maxBoxes: this read has {len(positions)} boxes and the limit is {options.max_boxes}; raise "
+            f"maxBoxes or narrow the selection (every micro-batch stores the offsets of all boxes)"
         )
-    found = {each.box: Head.of(each) for each in positions}
-    missing = [box for box in asked.boxes if box not in found]
-    if missing and asked.missing == "fail":
+    heads = {each.box: Head.of(each) for each in positions}
+    missing = [box for box in options.boxes if box not in heads]
+    if missing and options.missing_boxes == "fail":
         raise BoxNotFound(
-            f"there is no box {', '.join(missing)}; missingBoxes=wait takes it when it comes, ignore does "
-            f"without",
+            f"there is no box {', '.join(missing)}; create it, or set missingBoxes=wait (read it when it "
+            f"exists) or missingBoxes=ignore",
             boxes=missing,
         )
-    return found
+    return heads
 
 
-def start_of(shards: Shards, asked: Reading, known: Mapping[str, Head]) -> Offset:
-    """Where a read begins that has no checkpoint."""
-    if asked.starting_ms is not None:
-        return _by_time(shards, asked, known)
-    given = asked.starting
-    found: Offset = {}
-    for box, head in known.items():
-        seq = given if isinstance(given, str) else given.get(box, -2)
+def resolve_start(shards: Shards, options: ReadOptions, heads: Mapping[str, Head]) -> Offset:
+    """Return the start of a read without a checkpoint, from its options."""
+    if options.starting_ms is not None:
+        return _start_by_time(shards, options, heads)
+    starting = options.starting
+    start: Offset = {}
+    for box, head in heads.items():
+        seq = starting if isinstance(starting, str) else starting.get(box, -2)
         if seq in (EARLIEST, -2):
-            found[box] = head.start
+            start[box] = head.start
         elif seq in (LATEST, -1):
-            found[box] = head.place
+            start[box] = head.cursor
         else:
-            found[box] = Place(head.gen, _within(box, int(seq), head, "startingOffsets"))
-    if isinstance(given, dict) and (strange := sorted(given.keys() - known.keys() - set(asked.boxes))):
-        raise BadOption(f"startingOffsets: {', '.join(strange)} is not among the boxes of this read")
-    return found
+            start[box] = Cursor(head.gen, _check_exists(box, int(seq), head, "startingOffsets"))
+    if isinstance(starting, dict) and (
+        unknown_boxes := sorted(starting.keys() - heads.keys() - set(options.boxes))
+    ):
+        raise BadOption(f"startingOffsets: {', '.join(unknown_boxes)} is not a box of this read")
+    return start
 
 
-def end_of(shards: Shards, asked: Reading, known: Mapping[str, Head]) -> Offset:
-    """Where a batch read ends."""
-    found = {box: head.place for box, head in known.items()}
-    if asked.ending_ms is not None:
-        for box, (gen, seq) in shards.locate(dict.fromkeys(known, asked.ending_ms)).items():
-            found[box] = Place(gen, seq - 1)
-    elif isinstance(asked.ending, dict):
-        for box, seq in asked.ending.items():
-            if box not in known:
-                raise BadOption(f"endingOffsets: {box} is not among the boxes of this read")
+def resolve_end(shards: Shards, options: ReadOptions, heads: Mapping[str, Head]) -> Offset:
+    """Return the end of a batch read."""
+    end = {box: head.cursor for box, head in heads.items()}
+    if options.ending_ms is not None:
+        for box, (gen, seq) in shards.locate(dict.fromkeys(heads, options.ending_ms)).items():
+            end[box] = Cursor(gen, seq - 1)
+    elif isinstance(options.ending, dict):
+        for box, seq in options.ending.items():
+            if box not in heads:
+                raise BadOption(f"endingOffsets: {box} is not a box of this read")
             if seq >= 0:
-                found[box] = Place(known[box].gen, _within(box, seq, known[box], "endingOffsets"))
-    return found
+                end[box] = Cursor(heads[box].gen, _check_exists(box, seq, heads[box], "endingOffsets"))
+    return end
 
 
-def _within(box: str, seq: int, head: Head, option: str) -> int:
+def _check_exists(box: str, seq: int, head: Head, option: str) -> int:
     if seq > head.head_seq:
         raise BadOption(f"{option}: {box} has no record {seq} yet; its last is {head.head_seq}")
     return seq
 
 
-def _by_time(shards: Shards, asked: Reading, known: Mapping[str, Head]) -> Offset:
-    wanted = (
-        asked.starting_ms if isinstance(asked.starting_ms, dict) else dict.fromkeys(known, asked.starting_ms)
+def _start_by_time(shards: Shards, options: ReadOptions, heads: Mapping[str, Head]) -> Offset:
+    times_ms = (
+        options.starting_ms
+        if isinstance(options.starting_ms, dict)
+        else dict.fromkeys(heads, options.starting_ms)
     )
-    found = {box: head.start for box, head in known.items()}
-    for box, (gen, seq) in shards.locate({box: ms for box, ms in wanted.items() if box in known}).items():  # type: ignore[misc]
-        if seq > known[box].head_seq and asked.when_none_so_new == "error":
+    start = {box: head.start for box, head in heads.items()}
+    for box, (gen, seq) in shards.locate({box: ms for box, ms in times_ms.items() if box in heads}).items():  # type: ignore[misc]
+        if seq > heads[box].head_seq and options.no_newer_record == "error":
             raise BadOption(
-                f"startingTimestamp: {box} has no record so new; "
-                f"startingOffsetsByTimestampStrategy=latest begins at its end"
+                f"startingTimestamp: {box} has no record at or after this time; "
+                f"set startingOffsetsByTimestampStrategy=latest to start at its end"
             )
-        found[box] = Place(gen, seq - 1)
-    return found
+        start[box] = Cursor(gen, seq - 1)
+    return start
 
 
-# -- what is lost, told when a read is planned
+# -- plan, and gaps known when the read is planned
 
 
-def plan(
-    shards: Shards, asked: Reading, start: Offset, end: Offset, *, wanted: Iterable[Range] | None = None
-) -> list[Task]:
-    """The tasks of a read from `start` to `end`. What is already known to be lost is one gap, at the head of
-    the first of them, and no task goes over it again."""
-    ranges = offsets.ranges(start, end) if wanted is None else list(wanted)
-    lost = offsets.losses(start, end)
-    known = {each.box: each for each in shards.states(boxes=[each.box for each in ranges])} if ranges else {}
-    kept = []
-    for each in ranges:
-        state = known.get(each.box)
+def plan_read(
+    shards: Shards,
+    options: ReadOptions,
+    start: Offset,
+    end: Offset,
+    *,
+    ranges: Iterable[SeqRange] | None = None,
+) -> list[ReadTask]:
+    """Return the tasks of a read from `start` to `end`.
+
+    Gaps that are known now go to the first task, before its ranges; no task reads their seqs.
+    """
+    seq_ranges = offsets.ranges(start, end) if ranges is None else list(ranges)
+    gaps = offsets.recreated_gaps(start, end)
+    positions = (
+        {each.box: each for each in shards.states(boxes=[each.box for each in seq_ranges])}
+        if seq_ranges
+        else {}
+    )
+    readable_ranges = []
+    for each in seq_ranges:
+        state = positions.get(each.box)
         if state is None or state.generation != each.gen or each.after + 1 >= state.evict_floor:
-            kept.append(each)  # whatever there is to tell, the task will be told
+            readable_ranges.append(each)  # if there is a gap, the task finds it
             continue
         page = shards.scan_page(
             each.box, from_seq=each.after, to_seq=each.to, generation=each.gen, max_bytes=1, data=False
         )
-        gap = _gap_of(each, page.tombstone)
+        gap = _gap_in_range(each, page.tombstone)
         if gap is None:
-            kept.append(each)
+            readable_ranges.append(each)
             continue
-        lost.append(gap)
+        gaps.append(gap)
         assert gap.last is not None, "a tombstone has an end"
         if gap.last < each.to:
-            kept.append(Range(each.box, each.gen, gap.last, each.to))
-    teller = Teller(asked)
-    for gap in lost:
-        teller.tell(gap)
-    found = offsets.plan(
-        kept,
-        partition_records=asked.partition_records,
-        min_partitions=asked.min_partitions,
-        partition_bytes=asked.partition_bytes,
-        sizes={box: state.bytes / max(1, state.count) for box, state in known.items()},
+            readable_ranges.append(SeqRange(each.box, each.gen, gap.last, each.to))
+    policy = GapPolicy(options)
+    for gap in gaps:
+        policy.apply(gap)
+    range_lists = offsets.plan_tasks(
+        readable_ranges,
+        partition_records=options.partition_records,
+        min_partitions=options.min_partitions,
+        partition_bytes=options.partition_bytes,
+        sizes={box: state.bytes / max(1, state.count) for box, state in positions.items()},
         cores=os.cpu_count() or 1,
     )
-    tasks = [Task(ranges) for ranges in found]
-    if lost and asked.on_gap == EMIT:
-        tasks.insert(0, Task([], lost))
+    tasks = [ReadTask(seq_ranges) for seq_ranges in range_lists]
+    if gaps and options.on_gap == EMIT:
+        tasks.insert(0, ReadTask([], gaps))
     return tasks
 
 
-def _gap_of(wanted: Range, tombstone: Tombstone | None) -> Gap | None:
-    """The part of a tombstone that concerns this range."""
+def _gap_in_range(seq_range: SeqRange, tombstone: Tombstone | None) -> Gap | None:
+    """Return the part of a tombstone that lies in this range, or None."""
     if tombstone is None:
         return None
-    found = Gap(wanted.box, tombstone.gap_from, tombstone.gap_to, tombstone.reason, tombstone.missed_estimate)
-    return found.within(wanted.after + 1, wanted.to)
+    gap = Gap(
+        seq_range.box, tombstone.gap_from, tombstone.gap_to, tombstone.reason, tombstone.missed_estimate
+    )
+    return gap.within(seq_range.after + 1, seq_range.to)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Of one partition: ranges to read, and gaps to tell before."""
+class ReadTask:
+    """The work of one partition: gaps to report first, then ranges to read."""
 
-    ranges: list[Range]
+    ranges: list[SeqRange]
     gaps: list[Gap] = field(default_factory=list)
 
 
-class Teller:
-    """Follows the policy for what is lost."""
+class GapPolicy:
+    """Handles gaps as the option `onGap` demands: fails, or logs a warning and appends to `gapBox`."""
 
-    def __init__(self, asked: Reading) -> None:
-        self._asked = asked
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
 
-    def tell(self, gap: Gap) -> None:
-        if self._asked.on_gap == FAIL:
+    def apply(self, gap: Gap) -> None:
+        if self._options.on_gap == FAIL:
             raise GapError.of(gap)
         print(f"streams: warning: {gap}", file=sys.stderr)
-        if self._asked.gap_box is not None:
-            with open_client(self._asked.server) as client:
-                # The key makes the repeat of a failed task the same record.
-                client.box(self._asked.gap_box).append_batch(
+        if self._options.gap_box is not None:
+            with open_client(self._options.server) as client:
+                # With this key, a retry of a failed task appends no second record.
+                client.box(self._options.gap_box).append_batch(
                     [Entry(gap.as_dict(), tag=gap.box)],
-                    # Cut at its end if at all: the numbers tell two gaps of a box apart.
+                    # The numbers come first: truncation must not make two gaps of a box equal.
                     idempotency_key=f"gap-{gap.first}-{gap.last}-{gap.box}"[:256],
                 )
 
 
-# -- what is there, read by a task
+# -- the rows of a task
 
 
-def pull(asked: Reading, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a task in the columns of `schema`."""
+def read_task(options: ReadOptions, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task in the columns of `schema`."""
     if task.gaps and "gap" in schema.names:
-        yield gap_batch(task.gaps, schema)
+        yield gaps_to_batch(task.gaps, schema)
     if not task.ranges:
         return
-    teller = Teller(asked)
-    have = set(schema.names)
-    extra = [name for name, used in (("tag", asked.match), ("node", asked.node)) if used and name not in have]
-    full = schema
-    for name in extra:
-        full = full.append(pa.field(name, COLUMNS[name]))
-    gathered: list[pa.RecordBatch] = []
+    policy = GapPolicy(options)
+    columns = set(schema.names)
+    filter_columns = [
+        name
+        for name, value in (("tag", options.match), ("node", options.node))
+        if value and name not in columns
+    ]
+    scan_schema = schema
+    for name in filter_columns:
+        scan_schema = scan_schema.append(pa.field(name, COLUMNS[name]))
+    batches: list[pa.RecordBatch] = []
     rows = 0
-    with open_shards(asked.server) as shards:
-        for wanted, page in _ahead(_pages(shards, asked, task.ranges, full.names)):
+    with open_shards(options.server) as shards:
+        for seq_range, page in _prefetch(_pages(shards, options, task.ranges, scan_schema.names)):
             gap: Gap | None
-            if page.generation != wanted.gen:
-                # Another box has its name now. Its records are for the next plan; those of this one are gone.
-                gap = Gap(wanted.box, wanted.after + 1, wanted.to, "recreated", None)
+            if page.generation != seq_range.gen:
+                # The box was created again. The next plan reads the new box; the rest of this one is lost.
+                gap = Gap(seq_range.box, seq_range.after + 1, seq_range.to, "recreated", None)
             else:
-                gap = _gap_of(wanted, page.tombstone)
+                gap = _gap_in_range(seq_range, page.tombstone)
             if gap is not None:
-                teller.tell(gap)
-                if "gap" in have:
-                    gathered.append(gap_batch([gap], schema))  # at its place
+                policy.apply(gap)
+                if "gap" in columns:
+                    batches.append(gaps_to_batch([gap], schema))  # in seq order
                     rows += 1
-            if page.generation != wanted.gen:
+            if page.generation != seq_range.gen:
                 continue
             for run in page.runs:
-                batch = _filtered(batch_of(run, wanted.box, full), asked)
-                gathered.append(batch.select(schema.names) if extra else batch)
+                batch = _filter_rows(run_to_batch(run, seq_range.box, scan_schema), options)
+                batches.append(batch.select(schema.names) if filter_columns else batch)
                 rows += batch.num_rows
                 if rows >= _BATCH_ROWS:
-                    yield _together(gathered)
-                    gathered, rows = [], 0
+                    yield _concat(batches)
+                    batches, rows = [], 0
     if rows:
-        yield _together(gathered)
+        yield _concat(batches)
 
 
 def _pages(
-    shards: Shards, asked: Reading, ranges: Iterable[Range], columns: Iterable[str]
-) -> Iterator[tuple[Range, ScanPage]]:
-    """Every page of these ranges, with the part of the range that was asked for."""
-    wanted = set(columns)
+    shards: Shards, options: ReadOptions, ranges: Iterable[SeqRange], column_names: Iterable[str]
+) -> Iterator[tuple[SeqRange, ScanPage]]:
+    """Yield every page of these ranges, with the part of the range it was requested for."""
+    columns = set(column_names)
     for each in ranges:
-        at = each.after
-        while at < each.to:
+        after = each.after
+        while after < each.to:
             try:
                 page = shards.scan_page(
                     each.box,
-                    from_seq=at,
+                    from_seq=after,
                     to_seq=each.to,
                     generation=each.gen,
-                    max_bytes=asked.scan_bytes,
-                    data="data" in wanted,
-                    tags="tag" in wanted,
-                    nodes="node" in wanted,
-                    meta="meta" in wanted and asked.include_meta,
+                    max_bytes=options.scan_bytes,
+                    data="data" in columns,
+                    tags="tag" in columns,
+                    nodes="node" in columns,
+                    meta="meta" in columns and options.include_meta,
                 )
             except BoxNotFound:
-                if asked.missing == "fail":
+                if options.missing_boxes == "fail":
                     raise
                 break
-            yield Range(each.box, each.gen, at, each.to), page
+            yield SeqRange(each.box, each.gen, after, each.to), page
             if page.generation != each.gen:
                 break
-            assert page.next_from_seq > at, "a scan goes on"
-            at = page.next_from_seq
+            assert page.next_from_seq > after, "a scan goes on"
+            after = page.next_from_seq
 
 
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Gets the next item in a thread while the caller works on the current one: the shard reads the next page
-    while this task makes columns of one and hands them to Spark."""
+def _prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield items, and fetch the next one in a thread while the caller works on the current one.
+
+    The shard reads the next page while the task converts one page and passes it to Spark.
+    """
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
+        next_item = thread.submit(next, items, None)
+        while (item := next_item.result()) is not None:
+            next_item = thread.submit(next, items, None)
             yield item
 
 
-def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _filtered(batch: pa.RecordBatch, asked: Reading) -> pa.RecordBatch:
-    """Without what the own-node filter and the filter by tag leave out (v0 §4.5, §5)."""
-    if asked.node:
-        own = pc.fill_null(pc.equal(batch.column("node"), asked.node), False)
-        batch = batch.filter(pc.invert(own))
-    if asked.match is not None:
-        tags, text = batch.column("tag"), asked.match.text
-        hits = pc.starts_with(tags, text) if asked.match.is_prefix else pc.equal(tags, text)
-        batch = batch.filter(hits)
+def _filter_rows(batch: pa.RecordBatch, options: ReadOptions) -> pa.RecordBatch:
+    """Remove rows of the own node and rows with other tags (v0 §4.5, §5)."""
+    if options.node:
+        is_own_node = pc.fill_null(pc.equal(batch.column("node"), options.node), False)
+        batch = batch.filter(pc.invert(is_own_node))
+    if options.match is not None:
+        tags, text = batch.column("tag"), options.match.text
+        is_match = pc.starts_with(tags, text) if options.match.is_prefix else pc.equal(tags, text)
+        batch = batch.filter(is_match)
     return batch

@@ -1,21 +1,21 @@
-"""Writing: tasks put rows to the shards, hidden; the driver's commit shows them, each row once.
+"""Writes rows in transactions: tasks send hidden rows to the shards, and the driver's commit publishes them.
 
-    writer   who writes: the streaming query, `txnAppId`, or one `save()`
-    epoch    which of its transactions: the micro-batch, `txnVersion`, or 1
-    attempt  which run of the epoch: a new one drops what an earlier one has sent
-    parcel   what one attempt of one task sent: a name never used before
+    writer   name of the transaction's owner: the streaming query, `txnAppId`, or one `save()`
+    epoch    number of the transaction: the micro-batch, `txnVersion`, or 1
+    attempt  one run of the epoch: a new attempt drops the rows of earlier ones
+    parcel   the rows that one attempt of one task sent, under a unique name
 
-    task     write ─► send ─► Packer (`columns.py`) ─► Parcel (`direct/parcels.py`, op 90) ─► shard: held
-    driver   commit ─► Shards.txn_commit (`direct/shards.py`, op 91): dry on all shards, then for good
+    task     write ─► send_rows ─► Packer (`columns.py`) ─► Parcel (`direct/parcels.py`, op 90) ─► shard
+    driver   commit_tasks ─► Shards.txn_commit (`direct/shards.py`, op 91): first dry on all shards
 
-In the shard, both are handled in `shard/core/transactions/handlers.py`.
+In the shard, `shard/core/transactions/handlers.py` handles both.
 
-The commit lists the parcels of the tasks that Spark counts; whatever else was sent for the epoch (attempts
-that failed, twins of speculation, an application that died) is dropped by the shard in the same step. An
-epoch that was committed before changes nothing, however its rows are cut this time.
+The commit lists the parcels of the tasks that Spark counts. In the same step the shard drops all other rows
+of the epoch: from failed attempts, speculative duplicates, or an application that died. A second commit of an
+epoch changes nothing, even if its rows are partitioned differently.
 
-Names by batch, partition and chunk would not do: when an epoch runs again with other partitions, they name
-other rows, and rows come twice.
+Parcel names made of batch, partition and chunk would not work: if an epoch runs again with other partitions,
+the same name means other rows, and rows would be duplicated.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from pyspark.sql.types import (
 from streams.client.retry import Retry
 from streams.direct import BoxResult, PackedColumns, Parcel, Shards, Txn
 from streams.protocol.errors import BY_CODE, StreamsError, Uncertain, WriterConflict
-from streams.spark.columns import Packer, pieces
-from streams.spark.options import BadOption, Writing
+from streams.spark.columns import Packer, split_batch
+from streams.spark.options import BadOption, WriteOptions
 from streams.spark.reads import open_client, open_shards
 
-#: The only way in which Spark tells a task which micro-batch of which query it belongs to. Not public, but
-#: the same for years; a task that does not find them refuses to write rather than guess.
+#: Task properties with the micro-batch and the query; Spark offers no other way. They are not public, but
+#: have not changed for years. A task without them refuses to write.
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
-#: Shards that are told of a commit at the same time.
-_TOLD_AT_ONCE = 16
+#: Shards that commit concurrently.
+_COMMITS_AT_ONCE = 16
 
 _TEXT: tuple[type[DataType], ...] = (StringType, BinaryType, VarcharType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -72,38 +72,40 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 
 
 class PartialCommit(Uncertain):
-    """Some shards have committed and others could not be reached."""
+    """Some shards have committed, and others could not be reached."""
 
     code = "partial_commit"
 
 
 class AlreadyCommitted(WriterConflict):
-    """This version was committed before, and `txnIfDone=fail` asks for an error then."""
+    """The version is already committed, and `txnIfDone=fail` makes that an error."""
 
     code = "already_committed"
 
     @classmethod
     def of(cls, txn: Txn) -> AlreadyCommitted:
         return cls(
-            f"epoch {txn.epoch} of writer {txn.writer} was committed before; nothing was written",
+            f"epoch {txn.epoch} of writer {txn.writer} is already committed; nothing was written",
             writer=txn.writer,
             epoch=txn.epoch,
         )
 
 
-def check_columns(schema: StructType, asked: Writing) -> None:
-    """Nothing is dropped or turned into text silently."""
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Raise `BadOption` for columns that cannot be written: nothing is dropped or converted silently."""
     names = schema.names
     unknown = [name for name in names if name not in _TYPES]
     if unknown:
         raise BadOption(
-            f"column {unknown[0]}: is not written; there are {', '.join(_TYPES)}. To have it in the record: "
+            f"column {unknown[0]}: is not written; the columns are {', '.join(_TYPES)}. To put it into data: "
             f'select(to_json(struct("*")).alias("data"))'
         )
     if "data" not in names:
-        raise BadOption('there is no column data; for example select(to_json(struct("*")).alias("data"))')
-    if "box" not in names and asked.box is None:
-        raise BadOption("there is no column box, and the option box does not say where the rows go")
+        raise BadOption(
+            'there is no column data; add one, for example with select(to_json(struct("*")).alias("data"))'
+        )
+    if "box" not in names and options.box is None:
+        raise BadOption("there is no column box; add one, or set the option box for all rows")
     for each in schema.fields:
         if not isinstance(each.dataType, _TYPES[each.name]):
             hint = f'; use to_json(col("{each.name}"))' if each.name in ("data", "meta") else ""
@@ -111,8 +113,8 @@ def check_columns(schema: StructType, asked: Writing) -> None:
 
 
 @dataclass(frozen=True)
-class Sent(WriterCommitMessage):
-    """What one task has put, and to which shards: (shard, chunks)."""
+class TaskCommit(WriterCommitMessage):
+    """The commit message of one task: its parcel, its rows, and (shard, chunks) for each shard."""
 
     txn: Txn
     parcel: str
@@ -120,42 +122,47 @@ class Sent(WriterCommitMessage):
     chunks: tuple[tuple[int, int], ...]
 
 
-def send(asked: Writing, txn: Txn, batches: Iterator[pa.RecordBatch]) -> Sent:
-    """The rows of a task."""
-    with open_shards(asked.server) as shards:
-        target = _target(asked, shards, txn)
+def send_rows(options: WriteOptions, txn: Txn, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
+    """Send the rows of a task to the shards."""
+    with open_shards(options.server) as shards:
+        delivery = _open_delivery(options, shards, txn)
         packer = Packer(
-            shards.shard_of, box=asked.box, default_node=asked.node, create=None if asked.create else False
+            shards.shard_of,
+            box=options.box,
+            default_node=options.node,
+            create=None if options.create else False,
         )
-        makers = _Maker(asked, shards) if asked.durability is not None else None
+        creator = _BoxCreator(options, shards) if options.durability is not None else None
         rows = 0
         try:
             for batch in batches:
-                for piece in pieces(batch):
-                    for shard, packed in packer.pack(piece):
-                        if makers is not None:
-                            makers.make(packed.boxes)
-                        target.put(shard, packed)
+                for piece in split_batch(batch):
+                    for shard, message in packer.pack(piece):
+                        if creator is not None:
+                            creator.create_missing(message.boxes)
+                        delivery.put(shard, message)
                     rows += piece.num_rows
-            return Sent(txn, target.name, rows, target.close())
+            return TaskCommit(txn, delivery.name, rows, delivery.close())
         except BaseException:
-            # Spark may never mention this attempt again.
-            _drop(asked, txn, [target.name])
+            # Spark may not report this attempt to the driver, so drop its rows here.
+            _drop_rows(options, txn, [delivery.name])
             raise
 
 
-def _target(asked: Writing, shards: Shards, txn: Txn) -> _Hold | _Keyed | _Append:
-    match asked.delivery:
+def _open_delivery(
+    options: WriteOptions, shards: Shards, txn: Txn
+) -> _TxnDelivery | _KeyedDelivery | _AppendDelivery:
+    match options.delivery:
         case "txn":
-            return _Hold(shards, txn)
+            return _TxnDelivery(shards, txn)
         case "keyed":
-            return _Keyed(shards, txn)
+            return _KeyedDelivery(shards, txn)
         case _:
-            return _Append(shards)
+            return _AppendDelivery(shards)
 
 
-class _Hold:
-    """Rows that are hidden until the commit."""
+class _TxnDelivery:
+    """Sends rows that stay hidden until the commit."""
 
     def __init__(self, shards: Shards, txn: Txn) -> None:
         self._shards = shards
@@ -163,202 +170,211 @@ class _Hold:
         self._parcels: dict[int, Parcel] = {}
         self.name = uuid.uuid4().hex
 
-    def put(self, shard: int, packed: PackedColumns) -> None:
+    def put(self, shard: int, message: PackedColumns) -> None:
         parcel = self._parcels.get(shard)
         if parcel is None:
             parcel = self._parcels[shard] = Parcel(self._shards, shard, self._txn, self.name)
-        parcel.put(packed)
+        parcel.put(message)
 
     def close(self) -> tuple[tuple[int, int], ...]:
         return tuple((shard, parcel.close()) for shard, parcel in sorted(self._parcels.items()))
 
 
-class _Append:
-    """Rows that are there at once: at least once, for a task that is tried again sends them again."""
+class _AppendDelivery:
+    """Appends rows that are visible at once. At least once: a retried task appends them again."""
 
     name = ""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def put(self, shard: int, packed: PackedColumns) -> None:
-        self._append(packed, uuid.uuid4().hex)
+    def put(self, shard: int, message: PackedColumns) -> None:
+        self._append(message, uuid.uuid4().hex)
 
-    def _append(self, packed: PackedColumns, key: str) -> list[BoxResult]:
-        """Boxes that are busy are tried again with all others: those know the key by then."""
+    def _append(self, columns: PackedColumns, key: str) -> list[BoxResult]:
+        """Append a message; retry all of it while any box is busy. The key makes the other boxes skip it."""
 
-        def ask() -> list[BoxResult]:
-            results = self._shards.put_columns(packed, idempotency_key=key)
+        def append_once() -> list[BoxResult]:
+            results = self._shards.put_columns(columns, idempotency_key=key)
             for result in results:
                 if result.error is not None:
                     code, message, detail = result.error
                     raise BY_CODE.get(code, StreamsError)(f"{result.box}: {message}", **detail)
             return results
 
-        return self._shards.connections.attempt(ask, follows=False)
+        return self._shards.ways.attempt(append_once, follows=False)
 
     def close(self) -> tuple[tuple[int, int], ...]:
         return ()
 
 
-class _Keyed(_Append):
-    """Rows that are there at once, each message under a name that a second attempt gives it too. What a box
-    knows by its name already is compared with what it holds: a plan that cuts rows otherwise this time is a
-    conflict, and not rows that come twice or not at all."""
+class _KeyedDelivery(_AppendDelivery):
+    """Appends rows that are visible at once, each message under a key that a second attempt repeats.
+
+    If a box has the key already, its records are compared with the rows. A rerun that partitions its rows
+    differently raises `WriterConflict`; it neither duplicates rows nor loses them.
+    """
 
     def __init__(self, shards: Shards, txn: Txn) -> None:
         super().__init__(shards)
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        # A writer's name may be longer than what is left for it in a key.
+        # A writer's name may be too long for a key.
         writer = hashlib.sha256(txn.writer.encode()).hexdigest()[:32]
         self._task = f"spark-{writer}-{txn.epoch}-{partition}"
         self._chunks: dict[int, int] = {}
 
-    def put(self, shard: int, packed: PackedColumns) -> None:
+    def put(self, shard: int, message: PackedColumns) -> None:
         chunk = self._chunks[shard] = self._chunks.get(shard, -1) + 1
-        known = [each for each in self._append(packed, f"{self._task}-{chunk}") if each.deduped]
-        for result in known:
-            self._compare(result, packed)
+        duplicates = [each for each in self._append(message, f"{self._task}-{chunk}") if each.deduped]
+        for result in duplicates:
+            self._compare(result, message)
 
-    def _compare(self, result: BoxResult, packed: PackedColumns) -> None:
-        at = packed.boxes.index(result.box)
-        first, count = sum(packed.counts[:at]), packed.counts[at]
-        sent = [bytes(each) for each in msgspec.json.decode(packed.data, type=list[msgspec.Raw])]
-        found = [
+    def _compare(self, result: BoxResult, message: PackedColumns) -> None:
+        index = message.boxes.index(result.box)
+        first, count = sum(message.counts[:index]), message.counts[index]
+        own_rows = [bytes(each) for each in msgspec.json.decode(message.data, type=list[msgspec.Raw])]
+        stored_rows = [
             data
             for page in self._shards.scan(result.box, from_seq=result.first_seq - 1, to_seq=result.last_seq)
             for run in page.runs
             for data in run.datas()
         ]
-        # Records that were deleted or dropped since cannot be compared: then their number must do.
-        has_all = len(found) == result.last_seq - result.first_seq + 1
+        # If some records have been deleted since, only the count can be compared.
+        has_all = len(stored_rows) == result.last_seq - result.first_seq + 1
         if result.last_seq - result.first_seq + 1 != count or (
-            has_all and found != sent[first : first + count]
+            has_all and stored_rows != own_rows[first : first + count]
         ):
             raise WriterConflict(
-                f"{result.box}: records {result.first_seq} to {result.last_seq} were written under the same "
-                f"key and are other rows: this run cuts its rows otherwise than the one before. Use "
+                f"{result.box}: records {result.first_seq} to {result.last_seq} have the key of these rows "
+                f"and are other rows: this run partitions its rows differently from the one before. Use "
                 f"delivery=txn for plans that change",
                 box=result.box,
             )
 
 
-class _Maker:
-    """Makes boxes of the durability that was asked for, where there are none yet."""
+class _BoxCreator:
+    """Creates missing boxes with the durability of the option."""
 
-    def __init__(self, asked: Writing, shards: Shards) -> None:
-        self._asked = asked
+    def __init__(self, options: WriteOptions, shards: Shards) -> None:
+        self._options = options
         self._shards = shards
-        #: As many as the job has boxes.
-        self._seen: set[str] = set()
+        #: At most as many as the job has boxes.
+        self._checked_boxes: set[str] = set()
 
-    def make(self, boxes: Sequence[str]) -> None:
-        new = [box for box in boxes if box not in self._seen]
-        if not new:
+    def create_missing(self, boxes: Sequence[str]) -> None:
+        new_boxes = [box for box in boxes if box not in self._checked_boxes]
+        if not new_boxes:
             return
-        there = {each.box for each in self._shards.states(boxes=new)}
-        with open_client(self._asked.server) as client:
-            for box in new:
-                if box not in there:
-                    client.box(box).create(durability=self._asked.durability)  # type: ignore[arg-type]
-        self._seen.update(new)
+        existing_boxes = {each.box for each in self._shards.states(boxes=new_boxes)}
+        with open_client(self._options.server) as client:
+            for box in new_boxes:
+                if box not in existing_boxes:
+                    client.box(box).create(durability=self._options.durability)  # type: ignore[arg-type]
+        self._checked_boxes.update(new_boxes)
 
 
-def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
-    """Shows what these tasks have put, in their order, and returns how many rows that were. Every shard is
-    told, also one that has none of them: then all know that the epoch is over. What is refused, or a shard
-    that cannot be reached, leaves nothing shown; a shard that goes away in between is `PartialCommit`."""
-    sent = [message for message in messages if message is not None]
-    if not sent or asked.delivery != "txn":
-        return sum(message.rows for message in sent)
-    txn = sent[0].txn
-    assert all(message.txn == txn for message in sent), "the tasks of one commit belong to one transaction"
+def commit_tasks(options: WriteOptions, task_commits: Sequence[TaskCommit | None]) -> int:
+    """Publish the rows of these tasks, in their order, and return how many there are.
+
+    Every shard commits, including shards without rows, so that all of them record the end of the epoch. If a
+    shard refuses or cannot be reached in the dry run, nothing is published. If a shard fails after that,
+    `PartialCommit` names it.
+    """
+    commits = [message for message in task_commits if message is not None]
+    if not commits or options.delivery != "txn":
+        return sum(message.rows for message in commits)
+    txn = commits[0].txn
+    assert all(message.txn == txn for message in commits), "the tasks of one commit belong to one transaction"
     parcels: dict[int, list[tuple[str, int]]] = {}
-    for message in sent:
+    for message in commits:
         for shard, chunks in message.chunks:
             parcels.setdefault(shard, []).append((message.parcel, chunks))
-    with open_shards(asked.server, retry_s=asked.commit_s) as shards:
+    with open_shards(options.server, retry_s=options.commit_s) as shards:
 
-        def tell(shard: int, *, dry: bool) -> StreamsError | None:
-            retry = Retry(total_s=asked.commit_s)
+        def commit_shard(shard: int, *, dry: bool) -> StreamsError | None:
+            retry = Retry(total_s=options.commit_s)
             try:
-                answer = shards.txn_commit(shard, txn, parcels.get(shard, []), retry=retry, dry=dry)
+                reply = shards.txn_commit(shard, txn, parcels.get(shard, []), retry=retry, dry=dry)
             except StreamsError as error:
                 return error
-            if dry and answer.is_done and asked.if_done == "fail":
+            if dry and reply.is_done and options.if_done == "fail":
                 return AlreadyCommitted.of(txn)
             return None
 
         count = shards.count
-        with ThreadPoolExecutor(min(count, _TOLD_AT_ONCE)) as threads:
-            # Shards commit each for itself, so what one of them would refuse is found out before any has.
-            for error in threads.map(partial(tell, dry=True), range(count)):
+        with ThreadPoolExecutor(min(count, _COMMITS_AT_ONCE)) as threads:
+            # Shards commit independently, so a dry run finds every refusal before the first commit.
+            for error in threads.map(partial(commit_shard, dry=True), range(count)):
                 if error is not None:
                     raise error
-            told = threads.map(partial(tell, dry=False), range(count))
-            undone = {shard: error for shard, error in enumerate(told) if error is not None}
-    if undone:
-        shown = "; ".join(f"shard {shard}: {error.message}" for shard, error in undone.items())
+            errors = threads.map(partial(commit_shard, dry=False), range(count))
+            failures = {shard: error for shard, error in enumerate(errors) if error is not None}
+    if failures:
+        details = "; ".join(f"shard {shard}: {error.message}" for shard, error in failures.items())
         raise PartialCommit(
-            f"epoch {txn.epoch} of writer {txn.writer} is not committed on {len(undone)} of {count} "
-            f"shards "
-            f"({shown}). Run the same again with the same txnAppId and txnVersion, or go on from the same "
-            f"checkpoint: what is missing is added and nothing is doubled",
+            f"epoch {txn.epoch} of writer {txn.writer} is not committed on {len(failures)} of {count} "
+            f"shards ({details}). Run it again with the same txnAppId and txnVersion, or resume from the "
+            f"same checkpoint: the missing rows are added and none is duplicated",
             writer=txn.writer,
             epoch=txn.epoch,
-            shards=sorted(undone),
+            shards=sorted(failures),
         )
-    return sum(message.rows for message in sent)
+    return sum(message.rows for message in commits)
 
 
-def abort(asked: Writing, txn: Txn | None, messages: Sequence[Sent | None]) -> None:
-    """Drops what is held of the whole epoch, whether or not Spark knows the parcels. If Spark dies before,
-    the next attempt does it, or the shards do after a while."""
-    txn = next((message.txn for message in messages if message is not None), txn)
+def abort_epoch(options: WriteOptions, txn: Txn | None, task_commits: Sequence[TaskCommit | None]) -> None:
+    """Drop all uncommitted rows of the epoch, including parcels that Spark does not know.
+
+    If Spark dies before this call, the next attempt drops them, or the shards do after a timeout.
+    """
+    txn = next((message.txn for message in task_commits if message is not None), txn)
     if txn is not None:
-        _drop(asked, txn, [])
+        _drop_rows(options, txn, [])
 
 
-def _drop(asked: Writing, txn: Txn, parcels: Sequence[str]) -> None:
-    if asked.delivery != "txn":
+def _drop_rows(options: WriteOptions, txn: Txn, parcels: Sequence[str]) -> None:
+    if options.delivery != "txn":
         return
-    with open_shards(asked.server, retry_s=0) as shards:
+    with open_shards(options.server, retry_s=0) as shards:
         try:
             for shard in range(shards.count):
                 shards.txn_abort(shard, txn, parcels)
         except StreamsError:
-            pass  # a server that is away will forget by itself; what failed the job is the error to see
+            pass  # the shards drop the rows by timeout; the user needs the error that failed the job
 
 
 class BatchWriter(DataSourceArrowWriter):
-    def __init__(self, asked: Writing) -> None:
-        self._asked = asked
-        # Created once for each save() and pickled with this object: all of its tasks have the same.
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        # One for each save(), pickled with this object: all tasks share it.
         attempt = uuid.uuid4().hex
         self._txn = (
             Txn(f"spark-{attempt}", 1, once=True)
-            if asked.app_id is None
-            else Txn(asked.app_id, asked.version or 0, reset=asked.reset, attempt=attempt)
+            if options.app_id is None
+            else Txn(options.app_id, options.version or 0, reset=options.reset, attempt=attempt)
         )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return send(self._asked, self._txn, iterator)
+        return send_rows(self._options, self._txn, iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        commit(self._asked, messages)
+        commit_tasks(self._options, messages)
 
     def abort(self, messages: list[Any]) -> None:
-        abort(self._asked, self._txn, messages)
+        abort_epoch(self._options, self._txn, messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Created once for the tasks of a micro-batch, and again for its commit: only messages pass between."""
+    """Writer of a streaming query.
 
-    def __init__(self, asked: Writing) -> None:
-        self._asked = asked
-        #: The same for all tasks: rows of an earlier run of the micro-batch are dropped when the first row
-        #: comes.
+    Spark creates one for the tasks of a micro-batch and another one for its commit: only commit messages pass
+    between them.
+    """
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        #: Shared by all tasks. At the first row of a new attempt, a shard drops the rows of earlier attempts.
         self._attempt = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -367,31 +383,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch, query = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_QUERY_ID)
         if batch is None or query is None:
             raise StreamsError(
-                "this Spark does not tell tasks which micro-batch they belong to; use foreachBatch and a "
-                "batch "
+                "this version of Spark does not pass the micro-batch to tasks; use foreachBatch and a batch "
                 "write with txnAppId and txnVersion"
             )
-        return send(self._asked, self._txn(int(batch), query, self._attempt), iterator)
+        return send_rows(self._options, self._txn(int(batch), query, self._attempt), iterator)
 
     def _txn(self, batch: int, query: str, attempt: str = "") -> Txn:
-        writer = self._asked.app_id if self._asked.app_id is not None else query
-        return Txn(writer, batch, query, self._asked.reset, attempt=attempt)
+        writer = self._options.app_id if self._options.app_id is not None else query
+        return Txn(writer, batch, query, self._options.reset, attempt=attempt)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        commit(self._asked, messages)
+        commit_tasks(self._options, messages)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        query = _query_id(self._asked.checkpoint)
-        abort(self._asked, self._txn(batchId, query) if query is not None else None, messages)
+        query = _query_id(self._options.checkpoint)
+        abort_epoch(self._options, self._txn(batchId, query) if query is not None else None, messages)
 
 
 def _query_id(checkpoint: str | None) -> str | None:
-    """The id of the query that has this checkpoint. Spark does not pass it to `abort`, and may pass no
-    message of a task that would say it. None where the checkpoint is in a store that only Spark can read."""
+    """Return the id of the query with this checkpoint, or None if only Spark can read the checkpoint.
+
+    Spark does not pass the id to `abort`, and may pass no task message that has it.
+    """
     if checkpoint is None or ("://" in checkpoint and not checkpoint.startswith("file://")):
         return None
     try:
-        found = Path(unquote(checkpoint.removeprefix("file://")), "metadata").read_bytes()
-        return str(msgspec.json.decode(found)["id"])
+        metadata = Path(unquote(checkpoint.removeprefix("file://")), "metadata").read_bytes()
+        return str(msgspec.json.decode(metadata)["id"])
     except (OSError, KeyError, msgspec.DecodeError):
         return None

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.direct import Run, pack
-from streams.spark.columns import COLUMNS, BadRows, Packer, batch_of, gap_batch, pieces
+from streams.spark.columns import COLUMNS, BadRows, Packer, gaps_to_batch, run_to_batch, split_batch
 from streams.spark.gaps import Gap
 
 NAMES = [f"box.{n}" for n in range(9)]
@@ -117,12 +117,12 @@ def test_rows_that_cannot_be_written_are_refused_by_name(columns: dict[str, list
 
 def test_a_batch_is_cut_to_what_one_message_holds() -> None:
     many = pa.RecordBatch.from_pydict({"data": ["1"] * 25_000})
-    assert [part.num_rows for part in pieces(many)] == [10_000, 10_000, 5_000]
+    assert [part.num_rows for part in split_batch(many)] == [10_000, 10_000, 5_000]
     big = pa.RecordBatch.from_pydict({"data": ["x" * (1 << 20)] * 20})
-    parts = list(pieces(big))
+    parts = list(split_batch(big))
     assert sum(part.num_rows for part in parts) == 20 and all(part.nbytes <= 8 << 20 for part in parts)
     assert pa.Table.from_batches(parts).to_pylist() == big.to_pylist()
-    assert list(pieces(many.slice(0, 0))) == []
+    assert list(split_batch(many.slice(0, 0))) == []
     assert Packer(shard_of).pack(many.slice(0, 0)) == []
 
 
@@ -153,14 +153,14 @@ def run(**given: Any) -> Run:
 def test_a_run_without_extras() -> None:
     moment = datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
     nothing = dict.fromkeys(("tag", "node", "meta", "gap"))
-    assert batch_of(run(), "orders", ALL).to_pylist() == [
+    assert run_to_batch(run(), "orders", ALL).to_pylist() == [
         {"box": "orders", "seq": 5, "ts": moment, "data": "1", **nothing},
         {"box": "orders", "seq": 6, "ts": moment, "data": "22", **nothing},
     ]
 
 
 def test_a_run_with_everything() -> None:
-    found = batch_of(
+    found = run_to_batch(
         run(
             prefix=2,
             suffix=1,
@@ -187,14 +187,14 @@ def test_a_run_with_everything() -> None:
 
 def test_only_the_columns_that_are_wanted_are_made_in_their_order() -> None:
     schema = pa.schema([ALL.field("node"), ALL.field("seq")])
-    assert batch_of(run(node="n"), "orders", schema).to_pylist() == [
+    assert run_to_batch(run(node="n"), "orders", schema).to_pylist() == [
         {"node": "n", "seq": 5},
         {"node": "n", "seq": 6},
     ]
 
 
 def test_a_gap_is_a_row_at_the_last_seq_that_is_missing() -> None:
-    (row,) = gap_batch([Gap("orders", 3, 9, "cap", None)], ALL).to_pylist()
+    (row,) = gaps_to_batch([Gap("orders", 3, 9, "cap", None)], ALL).to_pylist()
     assert (row["box"], row["seq"], row["data"]) == ("orders", 9, None)
     assert row["gap"] == {"from": 3, "to": 9, "reason": "cap", "missed": None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.spark.jobs.archive_files import box_folder
-from streams.spark.jobs.files import below
+from streams.spark.jobs.files import relative_path
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from streams.spark.jobs.files import below
     ],
 )
 def test_a_file_is_found_below_its_folder_however_the_two_are_written(folder: str, path: str) -> None:
-    assert below(folder, path) == "box=x/f.parquet"
+    assert relative_path(folder, path) == "box=x/f.parquet"
 
 
 def test_names_of_boxes_are_escaped_as_spark_does() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streams.spark import java
-from streams.spark.java import JavaNotFound, bundled_home, java_home, usable, version_of
+from streams.spark.java import JavaNotFound, java_home, java_version, wheel_java_home, with_required_module
 
 
 def made(
@@ -33,14 +33,14 @@ def test_java_home_comes_first_then_path_then_the_wheel(tmp_path: Path) -> None:
     path = str(second / "bin")
     assert java_home({"JAVA_HOME": str(first), "PATH": path}) == first
     assert java_home({"PATH": path}) == second
-    bundled = bundled_home()
+    bundled = wheel_java_home()
     assert bundled is not None, "the wheel is a part of the extra"
-    assert java_home({"PATH": str(tmp_path)}) == usable(bundled)
+    assert java_home({"PATH": str(tmp_path)}) == with_required_module(bundled)
 
 
 def test_a_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     old = made(tmp_path / "old", "1.8.0_292")
-    assert version_of(old) == 8
+    assert java_version(old) == 8
     assert java_home({"PATH": str(old / "bin")}) != old
 
 
@@ -58,7 +58,7 @@ def test_a_java_home_that_cannot_do_is_an_error_and_not_passed_over(
 def test_without_any_java_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(java, "bundled_home", lambda: None)
+    monkeypatch.setattr(java, "wheel_java_home", lambda: None)
     with pytest.raises(JavaNotFound, match=r"streams-server\[spark\]"):
         java_home({"PATH": str(tmp_path)})
 
@@ -81,21 +81,21 @@ def test_a_plain_session_finds_the_bundled_java_once_our_package_is_imported(tmp
 
 def test_a_java_that_does_not_say_what_it_is_is_asked(tmp_path: Path) -> None:
     home = made(tmp_path / "it", "21.0.3", release=False)
-    assert version_of(home) == 21 and usable(home) == home
-    assert version_of(made(tmp_path / "odd", "none", release=False)) is None
+    assert java_version(home) == 21 and with_required_module(home) == home
+    assert java_version(made(tmp_path / "odd", "none", release=False)) is None
 
 
 def test_the_trimmed_runtime_starts_with_the_argument_that_it_would_refuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    bundled = bundled_home()
+    bundled = wheel_java_home()
     assert bundled is not None
     asked = ["--add-modules=jdk.incubator.vector", "-version"]
     plain = subprocess.run([bundled / "bin" / "java", *asked], capture_output=True, text=True, timeout=60)
     assert plain.returncode != 0, "the wheel has the module now: the shim can go"
-    home = usable(bundled)
+    home = with_required_module(bundled)
     shimmed = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, timeout=60)
     assert shimmed.returncode == 0 and "version" in shimmed.stderr
     before = (home / "bin" / "java").stat().st_ino
-    assert usable(bundled) == home and (home / "bin" / "java").stat().st_ino == before
+    assert with_required_module(bundled) == home and (home / "bin" / "java").stat().st_ino == before

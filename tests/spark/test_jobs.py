@@ -25,7 +25,7 @@ from streams.spark import jobs
 from streams.spark.gaps import GapError
 from streams.spark.jobs import archive_files, archive_upkeep
 from streams.spark.jobs.job_context import JobContext, JobRefused, Ledger
-from streams.spark.jobs.spark_errors import our_error
+from streams.spark.jobs.spark_errors import parse_error
 from streams.testing import Server
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def test_an_archive_of_the_first_version_is_read_and_moved_and_small_files_are_m
             jobs.compact(spark, name, url=server.url, everything=True)
     assert files() == 3, "the merged file is there, and those that it replaces are too"
     assert jobs.read_all(spark, name, url=server.url).count() == 15
-    monkeypatch.setattr(archive_upkeep, "_RUNS_BETWEEN", 1)
+    monkeypatch.setattr(archive_upkeep, "_RUNS_BETWEEN_MERGES", 1)
     monkeypatch.setattr(archive_upkeep, "_FILES_OPEN", 1)
     archive(15, 18)
     assert files() == 1 and table(str(where)) == [(name, seq) for seq in range(1, 19)], "merged by itself"
@@ -511,6 +511,6 @@ def test_audit_says_what_is_lost(
 
 def test_an_error_of_ours_is_found_in_a_traceback() -> None:
     text = "Traceback:\n  File\nstreams.spark.gaps.GapError: a has lost records 1 to 2 (cap). To\n SQLSTATE"
-    found = our_error(text)
+    found = parse_error(text)
     assert isinstance(found, GapError) and found.message == "a has lost records 1 to 2 (cap). To"
-    assert our_error("ValueError: no") is None and our_error("streams.other.Thing: no") is None
+    assert parse_error("ValueError: no") is None and parse_error("streams.other.Thing: no") is None

@@ -34,8 +34,8 @@ from streams.spark import checkpoints, reads, sink
 from streams.spark.columns import COLUMNS
 from streams.spark.gaps import GapError
 from streams.spark.lag import Lag
-from streams.spark.offsets import Place, Range, dump
-from streams.spark.options import BATCH, WRITE, reading, writing
+from streams.spark.offsets import Cursor, SeqRange, to_json
+from streams.spark.options import BATCH, WRITE, parse_read_options, parse_write_options
 from streams.spark.source import BatchReader
 from streams.testing import Server, running_server
 from tests.spark.numbered import BOXES, Misdeed
@@ -249,7 +249,7 @@ class KilledBetweenShards(DataSource):
         return "streams_killed_between_shards"
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
-        return _KilledWriter(writing(self.options, WRITE))
+        return _KilledWriter(parse_write_options(self.options, WRITE))
 
 
 class _KilledWriter(sink.BatchWriter):
@@ -292,7 +292,7 @@ class KillingReader(ss.StreamsDataSource):
         return "streams_killing"
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _KillingReader(reading(self.options, BATCH), pa.schema([("data", pa.utf8())]))
+        return _KillingReader(parse_read_options(self.options, BATCH), pa.schema([("data", pa.utf8())]))
 
     def schema(self) -> str:
         return "data string"
@@ -300,7 +300,7 @@ class KillingReader(ss.StreamsDataSource):
 
 class _KillingReader(BatchReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        misdeed = Misdeed("kill a shard", int((self._asked.gap_box or "").removeprefix("pid.")))
+        misdeed = Misdeed("kill a shard", int((self._options.gap_box or "").removeprefix("pid.")))
         is_it = partition.value.ranges[0].after == 0 and partition.value.ranges[0].box.endswith(".0")
         for batch in super().read(partition):
             yield batch
@@ -343,7 +343,7 @@ def test_a_query_that_has_met_a_limit_goes_on_with_a_smaller_trigger(
         assert run(small.url, 400) == [400, 400, 200]
         copied = [item.data["n"] for item in client.box("target").read() if isinstance(item, Record)]
         assert copied == [*range(1000)]
-        with pytest.raises(checkpoints.NotRecut, match="no micro-batch that is planned"):
+        with pytest.raises(checkpoints.NotRecut, match="no micro-batch that is planned but not committed"):
             ss.recut(checkpoint, 400, url=small.url)
         # A driver that died after a part of its commit: the batch must be finished as it is.
         (tmp_path / "checkpoint" / "commits" / "2").unlink()
@@ -426,25 +426,25 @@ def test_records_that_go_while_a_task_is_on_its_way_are_told_by_the_task(
     gen = client.box(capped).state().generation
     schema = pa.schema([(each, COLUMNS[each]) for each in ("seq", "gap")])
 
-    def pulled(wanted: Range, **options: str) -> list[dict[str, Any]]:
-        asked = reading({"url": server.url, "path": capped, **options}, BATCH)
-        batches = reads.pull(asked, reads.Task([wanted]), schema)
+    def pulled(wanted: SeqRange, **options: str) -> list[dict[str, Any]]:
+        asked = parse_read_options({"url": server.url, "path": capped, **options}, BATCH)
+        batches = reads.read_task(asked, reads.ReadTask([wanted]), schema)
         return [row for batch in batches for row in batch.to_pylist()]
 
     with pytest.raises(GapError, match="has lost records 15 to 20"):
-        pulled(Range(capped, gen, 14, 30))
-    told = pulled(Range(capped, gen, 14, 25), onGap="emit")
+        pulled(SeqRange(capped, gen, 14, 30))
+    told = pulled(SeqRange(capped, gen, 14, 25), onGap="emit")
     assert [row["seq"] for row in told] == [20, 21, 22, 23, 24, 25]
     assert told[0]["gap"]["from"] == 15 and told[1]["gap"] is None
-    assert [row["gap"]["to"] for row in pulled(Range(capped, gen, 14, 18), onGap="emit")] == [18]
-    anew = pulled(Range(capped, gen + 1, 3, 9), onGap="emit")
+    assert [row["gap"]["to"] for row in pulled(SeqRange(capped, gen, 14, 18), onGap="emit")] == [18]
+    anew = pulled(SeqRange(capped, gen + 1, 3, 9), onGap="emit")
     assert [(row["gap"]["from"], row["gap"]["to"], row["gap"]["reason"]) for row in anew] == [
         (4, 9, "recreated")
     ]
     client.box(capped).drop()
     with pytest.raises(streams.Refused, match=capped):
-        pulled(Range(capped, gen, 20, 30))
-    assert pulled(Range(capped, gen, 20, 30), missingBoxes="ignore") == []
+        pulled(SeqRange(capped, gen, 20, 30))
+    assert pulled(SeqRange(capped, gen, 20, 30), missingBoxes="ignore") == []
 
 
 class _Fading:
@@ -475,12 +475,14 @@ def test_rows_that_were_read_before_a_box_went_or_lost_some_are_given_and_a_gap_
     for n in range(10):
         box.append({"n": n})
     schema = pa.schema([(each, COLUMNS[each]) for each in ("seq", "gap")])
-    wanted = Range(name, box.state().generation, 0, 12)
+    wanted = SeqRange(name, box.state().generation, 0, 12)
 
     def pulled(then: Callable[[], object]) -> list[tuple[int, bool]]:
-        asked = reading({"url": server.url, "path": name, "onGap": "emit", "missingBoxes": "wait"}, BATCH)
+        asked = parse_read_options(
+            {"url": server.url, "path": name, "onGap": "emit", "missingBoxes": "wait"}, BATCH
+        )
         monkeypatch.setattr(reads, "open_shards", lambda _: _Fading(server.url, then))
-        batches = reads.pull(asked, reads.Task([wanted]), schema)
+        batches = reads.read_task(asked, reads.ReadTask([wanted]), schema)
         return [(row["seq"], row["gap"] is not None) for batch in batches for row in batch.to_pylist()]
 
     def grow() -> None:
@@ -488,7 +490,7 @@ def test_rows_that_were_read_before_a_box_went_or_lost_some_are_given_and_a_gap_
             box.append({"n": n})
 
     assert pulled(grow) == [(1, False), (5, True), *[(seq, False) for seq in range(6, 13)]]
-    wanted = Range(name, wanted.gen, 5, 15)
+    wanted = SeqRange(name, wanted.gen, 5, 15)
     assert pulled(box.drop) == [(6, False)]
 
 
@@ -520,20 +522,20 @@ def test_boxes_without_news_are_not_reported_again(
     places = {}
     for n in range(20):
         client.box(f"{name}.{n}").append_batch([1, 2, 3])
-        places[f"{name}.{n}"] = Place(client.box(f"{name}.{n}").state().generation, 3)
+        places[f"{name}.{n}"] = Cursor(client.box(f"{name}.{n}").state().generation, 3)
     lag = Lag(server.url, "g")
     commits: list[str] = []
     real: Any = Group.commit
     monkeypatch.setattr(
         Group, "commit", lambda self, *args: (commits.append(self._box.name), real(self, *args))
     )
-    latest = json.dumps(dump(places))
-    behind = {**places, f"{name}.0": Place(places[f"{name}.0"].gen, 1)}
-    lag._tell(json.dumps(dump(behind)), latest)
+    latest = json.dumps(to_json(places))
+    behind = {**places, f"{name}.0": Cursor(places[f"{name}.0"].gen, 1)}
+    lag._report_source(json.dumps(to_json(behind)), latest)
     assert sorted(commits) == sorted(places) and lag.records_behind[f"{name}.0"] == 2
     assert 0 < lag.seconds_behind[f"{name}.0"] < 600 and lag.seconds_behind[f"{name}.1"] == 0
     commits.clear()
-    lag._tell(latest, latest)
+    lag._report_source(latest, latest)
     assert commits == [f"{name}.0"]
     assert client.box(f"{name}.7").group("g").state().cursor == 3
 

@@ -19,15 +19,15 @@ from streams.direct import Shards, Txn
 from streams.protocol.errors import BoxNotFound, InvalidRequest, WriterConflict
 from streams.spark import reads, sink
 from streams.spark.columns import COLUMNS
-from streams.spark.options import BATCH, WRITE, Writing, reading, writing
-from streams.spark.sink import AlreadyCommitted, PartialCommit, Sent
+from streams.spark.options import BATCH, WRITE, WriteOptions, parse_read_options, parse_write_options
+from streams.spark.sink import AlreadyCommitted, PartialCommit, TaskCommit
 from streams.testing import Server
 
 BOXES = 12
 
 
-def asked(server: Server, **options: str) -> Writing:
-    return writing({"url": server.url, **options}, WRITE)
+def asked(server: Server, **options: str) -> WriteOptions:
+    return parse_write_options({"url": server.url, **options}, WRITE)
 
 
 def batches(name: str, first: int, last: int) -> Iterator[pa.RecordBatch]:
@@ -48,12 +48,14 @@ def test_rows_are_hidden_until_the_commit_and_only_those_it_names_are_shown(
     server: Server, client: streams.Client, name: str
 ) -> None:
     write, txn = asked(server), Txn(name, 1)
-    first = sink.send(write, txn, batches(name, 0, 250))
-    sink.send(write, txn, batches(name, 0, 250))  # its twin: a speculative task, or an attempt that was lost
-    second = sink.send(write, txn, batches(name, 250, 300))
+    first = sink.send_rows(write, txn, batches(name, 0, 250))
+    sink.send_rows(
+        write, txn, batches(name, 0, 250)
+    )  # its twin: a speculative task, or an attempt that was lost
+    second = sink.send_rows(write, txn, batches(name, 250, 300))
     assert found(client, name) == []
     assert pickle.loads(pickle.dumps(first)) == first and first.rows == 250 and len(first.chunks) == 4
-    assert sink.commit(write, [first, None, second]) == 300
+    assert sink.commit_tasks(write, [first, None, second]) == 300
     assert found(client, name) == list(range(300))
     with Shards(server.url) as shards:
         held = [each for shard in range(4) for each in shards.txn_list(shard, prefix=name).held]
@@ -66,7 +68,7 @@ def test_an_epoch_that_was_committed_changes_nothing_when_it_comes_again(
     write = asked(server, txnAppId=name, txnVersion="3")
     for epoch, expected in ((3, 40), (3, 40), (2, 40), (4, 80)):
         txn = Txn(name, epoch)
-        sink.commit(write, [sink.send(write, txn, batches(name, 0, 40))])
+        sink.commit_tasks(write, [sink.send_rows(write, txn, batches(name, 0, 40))])
         assert len(found(client, name)) == expected
 
 
@@ -74,7 +76,7 @@ def test_a_commit_that_some_shards_miss_says_so_and_the_rerun_adds_the_rest(
     server: Server, client: streams.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, txn = asked(server, commitTimeoutMs="0"), Txn(name, 7)
-    sent = sink.send(write, txn, batches(name, 0, 120))
+    sent = sink.send_rows(write, txn, batches(name, 0, 120))
     real = Shards.txn_commit
 
     def cut_off(self: Shards, shard: int, *args: Any, **more: Any) -> Any:
@@ -85,11 +87,15 @@ def test_a_commit_that_some_shards_miss_says_so_and_the_rerun_adds_the_rest(
     with monkeypatch.context() as patched:
         patched.setattr(Shards, "txn_commit", cut_off)
         with pytest.raises(PartialCommit, match="not committed on 2 of 4 shards") as partial:
-            sink.commit(write, [sent])
+            sink.commit_tasks(write, [sent])
     assert partial.value.detail == {"writer": name, "epoch": 7, "shards": [1, 3]}
     assert 0 < len(found(client, name)) < 120
-    sink.commit(
-        write, [sink.send(write, txn, batches(name, 60, 120)), sink.send(write, txn, batches(name, 0, 60))]
+    sink.commit_tasks(
+        write,
+        [
+            sink.send_rows(write, txn, batches(name, 60, 120)),
+            sink.send_rows(write, txn, batches(name, 0, 60)),
+        ],
     )
     assert found(client, name) == list(range(120))
 
@@ -98,15 +104,15 @@ def test_what_one_shard_would_refuse_leaves_nothing_on_any(
     server: Server, client: streams.Client, name: str
 ) -> None:
     write, txn = asked(server), Txn(name, 1)
-    sent = sink.send(write, txn, batches(name, 0, 120))
+    sent = sink.send_rows(write, txn, batches(name, 0, 120))
     with Shards(server.url) as shards:
         last = next(f"{name}.{n}" for n in range(BOXES) if shards.shard_of(f"{name}.{n}") == 3)
     client.box(last).create(cap_records=1, discard="reject")
     with pytest.raises(streams.Refused, match=last):
-        sink.commit(write, [sent])
+        sink.commit_tasks(write, [sent])
     assert found(client, name) == []
     client.box(last).drop()
-    assert sink.commit(write, [sent]) == 120
+    assert sink.commit_tasks(write, [sent]) == 120
     assert found(client, name) == list(range(120))
 
 
@@ -115,11 +121,11 @@ def test_a_writer_belongs_to_one_query_until_it_is_taken_over(
 ) -> None:
     """A checkpoint was deleted and `txnAppId` kept: batches begin at 0 again and would all be passed over."""
     write = asked(server)
-    sink.commit(write, [sink.send(write, Txn(name, 5, "first-query"), batches(name, 0, 40))])
+    sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 5, "first-query"), batches(name, 0, 40))])
     with pytest.raises(WriterConflict):
-        sink.send(write, Txn(name, 0, "second-query"), batches(name, 40, 80))
+        sink.send_rows(write, Txn(name, 0, "second-query"), batches(name, 40, 80))
     taken = Txn(name, 0, "second-query", True)
-    sink.commit(write, [sink.send(write, taken, batches(name, 40, 80))])
+    sink.commit_tasks(write, [sink.send_rows(write, taken, batches(name, 40, 80))])
     assert found(client, name) == list(range(80))
 
 
@@ -127,16 +133,16 @@ def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_err
     server: Server, client: streams.Client, name: str
 ) -> None:
     write, txn = asked(server), Txn(name, 1)
-    sent = sink.send(write, txn, batches(name, 0, 40))
-    sink.abort(write, None, [None, sent])
+    sent = sink.send_rows(write, txn, batches(name, 0, 40))
+    sink.abort_epoch(write, None, [None, sent])
     with pytest.raises(streams.Refused, match="0 chunks are held"):
-        sink.commit(write, [sent])
-    sink.send(write, txn, batches(name, 0, 40))
-    sink.abort(write, txn, [None])
+        sink.commit_tasks(write, [sent])
+    sink.send_rows(write, txn, batches(name, 0, 40))
+    sink.abort_epoch(write, txn, [None])
     with Shards(server.url) as shards:
         assert not any(shards.txn_list(shard, prefix=name).held for shard in range(4))
-    sink.abort(write, None, [None])
-    sink.abort(writing({"url": "http://127.0.0.1:1"}, WRITE), txn, [])
+    sink.abort_epoch(write, None, [None])
+    sink.abort_epoch(parse_write_options({"url": "http://127.0.0.1:1"}, WRITE), txn, [])
     assert found(client, name) == []
 
 
@@ -151,7 +157,7 @@ def test_a_micro_batch_that_spark_gives_up_without_a_message_is_dropped_by_query
     (tmp_path / "metadata").write_text(f'{{"id":"{name}"}}')
     for checkpoint in (str(tmp_path), tmp_path.as_uri()):
         write = asked(server, checkpointLocation=checkpoint)
-        sink.send(write, Txn(name, 5, name), batches(name, 0, 40))
+        sink.send_rows(write, Txn(name, 5, name), batches(name, 0, 40))
         assert held(server, name) == 4
         sink.StreamWriter(write).abort([None, None], 5)
         assert held(server, name) == 0
@@ -164,7 +170,7 @@ def test_a_task_that_fails_leaves_nothing_held(server: Server, name: str) -> Non
         raise ValueError("injected")
 
     with pytest.raises(ValueError, match="injected"):
-        sink.send(asked(server), Txn(name, 1), failing())
+        sink.send_rows(asked(server), Txn(name, 1), failing())
     assert held(server, name) == 0
 
 
@@ -172,46 +178,46 @@ def test_a_version_that_was_committed_before_is_an_error_where_that_is_wanted(
     server: Server, client: streams.Client, name: str
 ) -> None:
     write = asked(server, txnAppId=name, txnVersion="3", txnIfDone="fail")
-    sink.commit(write, [sink.send(write, Txn(name, 3), batches(name, 0, 40))])
-    again = sink.send(write, Txn(name, 3), batches(name, 0, 40))
+    sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 3), batches(name, 0, 40))])
+    again = sink.send_rows(write, Txn(name, 3), batches(name, 0, 40))
     with pytest.raises(AlreadyCommitted, match="epoch 3 of writer"):
-        sink.commit(write, [again])
+        sink.commit_tasks(write, [again])
     assert found(client, name) == list(range(40))
 
 
 def test_more_than_a_thousand_boxes_are_written_and_read(server: Server, name: str) -> None:
     rows = pa.RecordBatch.from_pydict({"box": [f"{name}.{n}" for n in range(1100)], "data": ["1"] * 1100})
     write = asked(server)
-    sink.commit(write, [sink.send(write, Txn(name, 1), iter([rows]))])
-    read = reading({"url": server.url, "subscribePrefix": f"{name}."}, BATCH)
+    sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 1), iter([rows]))])
+    read = parse_read_options({"url": server.url, "subscribePrefix": f"{name}."}, BATCH)
     with Shards(server.url) as shards:
-        assert len(reads.heads(shards, read)) == 1100
+        assert len(reads.read_heads(shards, read)) == 1100
 
 
 def test_delivery_append_is_there_at_once(server: Server, client: streams.Client, name: str) -> None:
     write = asked(server, delivery="append")
-    sent = sink.send(write, Txn(name, 1), batches(name, 0, 40))
+    sent = sink.send_rows(write, Txn(name, 1), batches(name, 0, 40))
     assert found(client, name) == list(range(40))
-    assert sink.commit(write, [sent]) == 40 and sent.chunks == ()
-    sink.abort(write, None, [sent])
+    assert sink.commit_tasks(write, [sent]) == 40 and sent.chunks == ()
+    sink.abort_epoch(write, None, [sent])
     client.box(f"{name}.full").create(cap_records=1, discard="reject")
     client.box(f"{name}.full").append(0)
     one = iter([pa.RecordBatch.from_pydict({"data": ["1"], "box": [f"{name}.full"]})])
     with pytest.raises(streams.Refused, match=f"{name}.full: "):
-        sink.send(write, Txn(name, 2), one)
+        sink.send_rows(write, Txn(name, 2), one)
 
 
 def test_delivery_keyed_is_there_at_once_and_a_second_attempt_changes_nothing(
     server: Server, client: streams.Client, name: str
 ) -> None:
     write, txn = asked(server, delivery="keyed", txnAppId="w" * 256, txnVersion="1"), Txn("w" * 256, 1)
-    sink.send(write, txn, itertools.islice(batches(name, 0, 250), 2))  # a task that died on its way
+    sink.send_rows(write, txn, itertools.islice(batches(name, 0, 250), 2))  # a task that died on its way
     assert found(client, name) == list(range(200))
-    sent = sink.send(write, txn, batches(name, 0, 250))
-    assert sink.commit(write, [sent]) == 250 and sent.chunks == ()
-    sink.abort(write, txn, [sent])
+    sent = sink.send_rows(write, txn, batches(name, 0, 250))
+    assert sink.commit_tasks(write, [sent]) == 250 and sent.chunks == ()
+    sink.abort_epoch(write, txn, [sent])
     assert found(client, name) == list(range(250))
-    sink.send(write, Txn("w" * 256, 2), batches(name, 250, 300))
+    sink.send_rows(write, Txn("w" * 256, 2), batches(name, 250, 300))
     assert found(client, name) == list(range(300))
 
 
@@ -220,34 +226,34 @@ def test_delivery_keyed_refuses_other_rows_under_the_same_key(
     server: Server, client: streams.Client, name: str, first: int
 ) -> None:
     write, txn = asked(server, delivery="keyed"), Txn(name, 1)
-    sink.send(write, txn, batches(name, 0, 24))
-    with pytest.raises(WriterConflict, match="this run cuts its rows otherwise"):
-        sink.send(write, txn, batches(name, first, first + 30))
+    sink.send_rows(write, txn, batches(name, 0, 24))
+    with pytest.raises(WriterConflict, match="this run partitions its rows differently"):
+        sink.send_rows(write, txn, batches(name, first, first + 30))
     assert found(client, name) == list(range(24))
 
 
 def test_boxes_are_made_as_asked_or_not_at_all(server: Server, client: streams.Client, name: str) -> None:
     client.box(f"{name}.0").create(durability="memory")
     write = asked(server, durability="fsync")
-    sink.commit(write, [sink.send(write, Txn(name, 1), batches(name, 0, 300))])
+    sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 1), batches(name, 0, 300))])
     made = {each.box[len(name) + 1 :]: each.durability for each in client.boxes(f"{name}.")}
     assert made == {str(n): "memory" if n == 0 else "fsync" for n in range(BOXES)}
     with pytest.raises(BoxNotFound):
-        sink.send(asked(server, create="false"), Txn(name, 2), batches(f"{name}.other", 0, 1))
+        sink.send_rows(asked(server, create="false"), Txn(name, 2), batches(f"{name}.other", 0, 1))
 
 
 def test_a_row_that_is_no_json_fails_the_task_with_its_box(server: Server, name: str) -> None:
     bad = pa.RecordBatch.from_pydict({"data": ['{"a": 1}', '{"a": '], "box": [name, name]})
     with pytest.raises(InvalidRequest) as refused:
-        sink.send(asked(server), Txn(name, 1), iter([bad]))
+        sink.send_rows(asked(server), Txn(name, 1), iter([bad]))
     assert refused.value.message == (
         f"{name} records[1].data: must be exactly one JSON value, got '{{\"a\":'"
     )
 
 
 def test_nothing_to_commit_is_no_transaction(server: Server) -> None:
-    assert sink.commit(asked(server), []) == 0
-    assert sink.commit(asked(server), [None]) == 0
+    assert sink.commit_tasks(asked(server), []) == 0
+    assert sink.commit_tasks(asked(server), [None]) == 0
 
 
 def test_what_was_written_is_read_with_all_its_columns(
@@ -260,15 +266,15 @@ def test_what_was_written_is_read_with_all_its_columns(
     ]
     schema = pa.schema([(each, pa.utf8()) for each in ("data", "tag", "node", "meta")])
     write = asked(server, box=name)
-    sent: Sent = sink.send(write, Txn(name, 1), iter([pa.RecordBatch.from_pylist(rows, schema)]))
-    sink.commit(write, [sent])
-    read = reading({"url": server.url, "path": name}, BATCH)
+    sent: TaskCommit = sink.send_rows(write, Txn(name, 1), iter([pa.RecordBatch.from_pylist(rows, schema)]))
+    sink.commit_tasks(write, [sent])
+    read = parse_read_options({"url": server.url, "path": name}, BATCH)
     with Shards(server.url) as shards:
-        known = reads.heads(shards, read)
-        start, end = reads.start_of(shards, read, known), reads.end_of(shards, read, known)
-        (task,) = reads.plan(shards, read, start, end)
+        known = reads.read_heads(shards, read)
+        start, end = reads.resolve_start(shards, read, known), reads.resolve_end(shards, read, known)
+        (task,) = reads.plan_read(shards, read, start, end)
     wanted = pa.schema([(each, COLUMNS[each]) for each in ("box", "seq", "data", "tag", "node", "meta")])
-    assert [row for batch in reads.pull(read, task, wanted) for row in batch.to_pylist()] == [
+    assert [row for batch in reads.read_task(read, task, wanted) for row in batch.to_pylist()] == [
         {"box": name, "seq": 1, "data": '{"n":1.0}', "tag": "é", "node": "spark", "meta": '{"k":1}'},
         {"box": name, "seq": 2, "data": "null", "tag": None, "node": "me", "meta": None},
         {"box": name, "seq": 3, "data": '"x"', "tag": "t", "node": "spark", "meta": None},

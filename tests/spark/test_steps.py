@@ -15,7 +15,7 @@ from streams.spark import sink
 from streams.spark.jobs import steps as module
 from streams.spark.jobs.job_context import JobRefused, Ledger
 from streams.spark.jobs.steps import Steps
-from streams.spark.options import WRITE, writing
+from streams.spark.options import WRITE, parse_write_options
 from streams.spark.sink import AlreadyCommitted
 from streams.testing import Server
 
@@ -46,7 +46,7 @@ def test_a_step_is_planned_written_and_done(client: streams.Client, shards: Shar
     assert first.run(first.plan({"what": "a"}), write) == 7
     assert written == [{"epoch": 0, "txnIfDone": "fail"}]
     again = loaded(client, shards, name)
-    assert [plan["what"] for plan in again.done] == ["a"] and again.unfinished is None
+    assert [plan["what"] for plan in again.completed_plans] == ["a"] and again.unfinished_plan is None
     assert again.plan({"what": "b"})["step"] == 1
 
 
@@ -55,32 +55,32 @@ def test_a_stopped_step_is_cut_anew_unless_a_shard_has_committed_it(
 ) -> None:
     loaded(client, shards, name).plan({"what": "large"})
     second = loaded(client, shards, name)
-    assert (second.done, second.unfinished) == ([], None)
+    assert (second.completed_plans, second.unfinished_plan) == ([], None)
     plan = second.plan({"what": "small"})
     assert (plan["step"], plan["cut"]) == (0, 1)
     committed(shards, name, 0, on=2)
     third = loaded(client, shards, name)
-    assert third.unfinished is not None and third.unfinished["what"] == "small"
+    assert third.unfinished_plan is not None and third.unfinished_plan["what"] == "small"
     written: list[dict[str, Any]] = []
-    third.run(third.unfinished, lambda **options: written.append(options) or 0)  # type: ignore[func-returns-value]
+    third.run(third.unfinished_plan, lambda **options: written.append(options) or 0)  # type: ignore[func-returns-value]
     assert written == [{"epoch": 0}], "rows are added where they are missing"
     loaded(client, shards, name).plan({"what": "next"})
     committed(shards, name, 1)
-    assert [each["what"] for each in loaded(client, shards, name).done] == ["small", "next"]
+    assert [each["what"] for each in loaded(client, shards, name).completed_plans] == ["small", "next"]
 
 
 def test_a_process_that_a_stopped_run_left_behind_cannot_commit_once_the_next_run_has_begun(
     server: Server, client: streams.Client, shards: Shards, name: str
 ) -> None:
     loaded(client, shards, name).plan({"what": "large"})
-    write = writing({"url": server.url, "box": f"{name}.to"}, WRITE)
+    write = parse_write_options({"url": server.url, "box": f"{name}.to"}, WRITE)
     rows = pa.RecordBatch.from_pydict({"data": ["1", "2"]})
-    left_behind = sink.send(write, Txn(name, 0), iter([rows]))
+    left_behind = sink.send_rows(write, Txn(name, 0), iter([rows]))
     second = loaded(client, shards, name)
     with pytest.raises(streams.Refused, match="0 chunks are held"):
-        sink.commit(write, [left_behind])
+        sink.commit_tasks(write, [left_behind])
     plan = second.plan({"what": "small"})
-    assert (plan["step"], plan["cut"], max(second._epochs())) == (0, 1, -1)
+    assert (plan["step"], plan["cut"], max(second._committed_epochs())) == (0, 1, -1)
 
 
 def test_two_runs_at_a_time_are_refused_and_a_step_that_both_wrote_is_disputed(
@@ -88,14 +88,14 @@ def test_two_runs_at_a_time_are_refused_and_a_step_that_both_wrote_is_disputed(
 ) -> None:
     first, second = loaded(client, shards, name), loaded(client, shards, name)
     first.plan({"what": "a"})
-    with pytest.raises(JobRefused, match="another run of this job"):
+    with pytest.raises(JobRefused, match="another run of this job is writing"):
         second.plan({"what": "b"})
     third = loaded(client, shards, name)
 
     def write(**options: Any) -> int:
         raise AlreadyCommitted.of(Txn(name, 0))
 
-    with pytest.raises(JobRefused, match="has committed step 0 meanwhile"):
+    with pytest.raises(JobRefused, match="has committed step 0 in the meantime"):
         third.run(third.plan({"what": "c"}), write)
     with pytest.raises(JobRefused, match="wrote step 0 at the same time"):
         loaded(client, shards, name)
@@ -108,12 +108,14 @@ def test_ledgers_of_the_first_version_are_read_with_the_marks(
     committed(shards, name, 1)
     for _ in range(2):
         found = loaded(client, shards, name)
-        assert [plan["files"] for plan in found.done] == [["0"], ["1"]]
+        assert [plan["files"] for plan in found.completed_plans] == [["0"], ["1"]]
     assert found.plan({"files": ["2"]})["step"] == 2
 
     client.box(f"{name}.replay").append_batch([{"step": n} for n in range(3)])
-    assert len(loaded(client, shards, f"{name}.replay").done) == 2, "a replay planned one step at a time"
+    assert len(loaded(client, shards, f"{name}.replay").completed_plans) == 2, (
+        "a replay planned one step at a time"
+    )
     client.box(f"{name}.old").append_batch([{"group": 0, "files": []}])
-    monkeypatch.setattr(module, "_OLD_MARK_MS", -1)
-    with pytest.raises(JobRefused, match="the server has forgotten"):
+    monkeypatch.setattr(module, "_OLD_EPOCH_RETENTION_MS", -1)
+    with pytest.raises(JobRefused, match="the server no longer knows"):
         loaded(client, shards, f"{name}.old")

@@ -1,19 +1,19 @@
 """Jobs over boxes: each a function here and a verb of `streams pipeline`.
 
     archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one, `export_all` -> files;
-               `compact` merges its small files, `vacuum` deletes files that it does not need
+               `compact` merges its small files, `vacuum` deletes obsolete files
     backfill   files -> boxes
     replay     boxes -> boxes, with a filter or a transformation
     rollup     windows of a box -> a box
     snapshot   the newest record of each key, then trim; `read_snapshot` and follow
-    audit      prove that nothing is missing or doubled
+    audit      check that no record is missing or duplicated
 
     archive_files, archive_upkeep, files    files of an archive; their upkeep; files of any store
     job_context, steps                      server, frames and ledger of a job; its steps
     spark_errors                            our errors out of Spark's
 
-Each goes on where it was stopped and writes each record once, also when it is run again: what it has planned
-stands in a box of its own (its *ledger*), and rows are written in transactions named after the job.
+Each job resumes where it stopped, and writes each record once even if it runs again: it records its plans in
+a box (its *ledger*), and writes rows in transactions named after the job.
 """
 
 from streams.spark.jobs.archive import Archive, Export, archive, export_all, read_all

@@ -1,6 +1,6 @@
-"""Boxes to Parquet, partitioned by box and date, and both read as one.
+"""Archives boxes to Parquet, partitioned by box and date, and reads archive and boxes as one.
 
-A run writes its files where no reader looks, reads them back, appends to the ledger what they hold, and then
+A run writes its files to a staging folder, reads them back, appends their ranges to the ledger, and then
 moves them into the table (`archive_files.py`). After every 16 runs it merges small files
 (`archive_upkeep.py`).
 """
@@ -20,14 +20,14 @@ from streams.direct import BoxPosition
 from streams.spark.jobs import archive_upkeep
 from streams.spark.jobs.archive_files import (
     LEDGER,
-    cold,
-    cursors,
+    archive_cursors,
     migrate,
-    new_run,
+    new_run_id,
     publish,
+    read_archived,
     read_files,
-    staging,
-    write,
+    staging_folder,
+    write_files,
 )
 from streams.spark.jobs.job_context import (
     SCHEMA,
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 FORMATS = ("parquet", "json", "csv", "orc")
 
 
-#: Times that a reader looks again because a run has ended meanwhile.
-_LOOKS_MAX = 10
+#: Attempts of a reader to list files between two runs.
+_ATTEMPTS_MAX = 10
 
 
-class Range(msgspec.Struct, frozen=True):
-    """What a run has archived of one box: records `first` to `last`, as far as they were there."""
+class ArchivedRange(msgspec.Struct, frozen=True):
+    """Records `first` to `last` of one box in one run; deleted records are absent."""
 
     box: str
     gen: int
@@ -68,7 +68,7 @@ class Range(msgspec.Struct, frozen=True):
 class Archive(msgspec.Struct, frozen=True):
     name: str
     records: int
-    ranges: list[Range]
+    ranges: list[ArchivedRange]
     trimmed: int
     is_dry: bool = False
 
@@ -87,138 +87,160 @@ def archive(
     on_gap: str = "fail",
     dry_run: bool = False,
 ) -> Archive:
-    """Writes what is new in these boxes, or in all whose names start with `prefix`, since the last run into
-    Parquet files below `path`, by box and day. `trim` then deletes from the boxes everything that is
-    archived, after both sides have been read once more and compared: also what earlier runs have archived
-    and not deleted."""
-    site = JobContext(url, key)
+    """Write the new records of boxes since the last run to Parquet files below `path`, by box and day.
+
+    The boxes are `boxes`, or all boxes whose names start with `prefix`. `trim` then deletes all archived
+    records from the boxes, including those that earlier runs archived and did not delete. Before that, the
+    run reads both sides again and compares them.
+    """
+    context = JobContext(url, key)
     path = (path if "://" in path else os.path.abspath(path)).rstrip("/")
-    with site.client() as client, site.shards() as shards:
+    with context.client() as client, context.shards() as shards:
         boxes = select_boxes(shards, boxes, prefix)
         ledger = Ledger(client, LEDGER + name)
         if not dry_run:
             migrate(spark, ledger)
             publish(spark, ledger)
-        known = box_positions(shards, boxes)
-        places = cursors(ledger)
+        positions = box_positions(shards, boxes)
+        cursors = archive_cursors(ledger)
         start, end = {}, {}
-        for box, state in known.items():
-            after = resume_seq(box, state, places[box], on_gap) if box in places else state.earliest_seq - 1
+        for box, state in positions.items():
+            after = resume_seq(box, state, cursors[box], on_gap) if box in cursors else state.earliest_seq - 1
             if after < state.head_seq:
                 start[box], end[box] = after, state.head_seq
         if dry_run:
-            planned = [
-                Range(
-                    box, known[box].generation, start[box] + 1, end[box], end[box] - start[box], 0, path, ""
+            plan = [
+                ArchivedRange(
+                    box,
+                    positions[box].generation,
+                    start[box] + 1,
+                    end[box],
+                    end[box] - start[box],
+                    0,
+                    path,
+                    "",
                 )
                 for box in end
             ]
-            return Archive(name, sum(each.records for each in planned), planned, 0, is_dry=True)
-        found = []
+            return Archive(name, sum(each.records for each in plan), plan, 0, is_dry=True)
+        ranges = []
         if end:
-            found = _archive(spark, site, ledger, known, path, start, end, on_gap=on_gap, compare=trim)
+            ranges = _archive_range(
+                spark, context, ledger, positions, path, start, end, on_gap=on_gap, compare=trim
+            )
             archive_upkeep.compact_if_due(spark, ledger)
-        trimmed = _trim(spark, site, client, ledger, known, start) if trim else 0
-    return Archive(name, sum(each.records for each in found), found, trimmed)
+        deleted_records = _trim_boxes(spark, context, client, ledger, positions, start) if trim else 0
+    return Archive(name, sum(each.records for each in ranges), ranges, deleted_records)
 
 
-def _archive(
+def _archive_range(
     spark: SparkSession,
-    site: JobContext,
+    context: JobContext,
     ledger: Ledger,
-    known: Mapping[str, BoxPosition],
+    positions: Mapping[str, BoxPosition],
     path: str,
     start: Mapping[str, int],
     end: Mapping[str, int],
     *,
     on_gap: str,
     compare: bool,
-) -> list[Range]:
-    run = new_run()
-    staged = staging(path, run)
-    rows = site.frame(spark, start, end, on_gap=on_gap)
-    gaps = _gaps(rows)
+) -> list[ArchivedRange]:
+    run = new_run_id()
+    folder = staging_folder(path, run)
+    rows = context.frame(spark, start, end, on_gap=on_gap)
+    gaps = _collect_gaps(rows)
     rows = rows.drop("gap").filter("data is not null")
-    write(rows, staged)
-    written = {row["box"]: row for row in summary(read_files(spark, staged)).collect()}
+    write_files(rows, folder)
+    summaries = {row["box"]: row for row in summary(read_files(spark, folder)).collect()}
     if compare:
-        _compare(written, {row["box"]: row for row in summary(rows).collect()})
-    found = [
-        Range(
+        _check_equal(summaries, {row["box"]: row for row in summary(rows).collect()})
+    ranges = [
+        ArchivedRange(
             box=box,
-            gen=known[box].generation,
+            gen=positions[box].generation,
             first=start[box] + 1,
             last=end[box],
-            records=written[box]["records"] if box in written else 0,
-            fingerprint=written[box]["fingerprint"] if box in written else 0,
+            records=summaries[box]["records"] if box in summaries else 0,
+            fingerprint=summaries[box]["fingerprint"] if box in summaries else 0,
             path=path,
             run=run,
             gaps=gaps.get(box, []),
         )
         for box in end
     ]
-    ledger.append(msgspec.to_builtins(each) for each in found)
+    ledger.append(msgspec.to_builtins(each) for each in ranges)
     publish(spark, ledger)
-    return found
+    return ranges
 
 
-def _trim(
+def _trim_boxes(
     spark: SparkSession,
-    site: JobContext,
+    context: JobContext,
     client: Client,
     ledger: Ledger,
-    known: Mapping[str, BoxPosition],
+    positions: Mapping[str, BoxPosition],
     start: Mapping[str, int],
 ) -> int:
-    """Deletes what is archived. The range of this run was compared already; earlier ranges, of runs that did
-    not trim, are compared here."""
-    upto = {
-        box: place.seq
-        for box, place in cursors(ledger).items()
-        if box in known and known[box].generation == place.gen and known[box].earliest_seq <= place.seq
+    """Delete the archived records from the boxes.
+
+    The range of this run is compared already. Earlier ranges, from runs without `trim`, are compared here.
+    """
+    trim_ends = {
+        box: cursor.seq
+        for box, cursor in archive_cursors(ledger).items()
+        if box in positions
+        and positions[box].generation == cursor.gen
+        and positions[box].earliest_seq <= cursor.seq
     }
-    before = {box: start.get(box, last) for box, last in upto.items()}
-    older = {box: last for box, last in before.items() if known[box].earliest_seq <= last}
-    if older:
-        live = site.frame(spark, {box: known[box].earliest_seq - 1 for box in older}, older, on_gap="skip")
-        lost = unarchived(live, cold(spark, ledger, older)).limit(1).collect()
-        if lost:
+    compare_ends = {box: start.get(box, last) for box, last in trim_ends.items()}
+    uncompared_boxes = {
+        box: last for box, last in compare_ends.items() if positions[box].earliest_seq <= last
+    }
+    if uncompared_boxes:
+        live = context.frame(
+            spark,
+            {box: positions[box].earliest_seq - 1 for box in uncompared_boxes},
+            uncompared_boxes,
+            on_gap="skip",
+        )
+        differences = find_unarchived(live, read_archived(spark, ledger, uncompared_boxes)).limit(1).collect()
+        if differences:
             raise JobRefused(
-                f"record {lost[0]['seq']} of {lost[0]['box']} is not in the archive as the box holds it; "
-                f"nothing was trimmed. streams pipeline audit shows what else differs"
+                f"record {differences[0]['seq']} of {differences[0]['box']} is not in the archive as the box "
+                f"holds it; nothing was trimmed. List all differences with streams pipeline audit"
             )
-    return sum(client.box(box).delete(before_seq=last + 1).deleted for box, last in upto.items())
+    return sum(client.box(box).delete(before_seq=last + 1).deleted for box, last in trim_ends.items())
 
 
-def unarchived(live: DataFrame, archived: DataFrame | None) -> DataFrame:
-    """Box and seq of records that the archive does not have, or has with other contents."""
+def find_unarchived(box_rows: DataFrame, archive_rows: DataFrame | None) -> DataFrame:
+    """Return box and seq of records that the archive lacks, or has with other contents."""
     content = sql.xxhash64("ts", "data", "tag", "node", "meta").alias("content")
-    mine = live.select("box", "seq", content)
-    if archived is None:
-        return mine
-    theirs = archived.select("box", "seq", content)
-    return mine.join(theirs, ["box", "seq", "content"], "left_anti")
+    box_contents = box_rows.select("box", "seq", content)
+    if archive_rows is None:
+        return box_contents
+    archive_contents = archive_rows.select("box", "seq", content)
+    return box_contents.join(archive_contents, ["box", "seq", "content"], "left_anti")
 
 
-def _gaps(rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
+def _collect_gaps(rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
     if "gap" not in rows.columns:
         return {}
-    found: dict[str, list[dict[str, Any]]] = {}
+    gaps: dict[str, list[dict[str, Any]]] = {}
     for row in rows.filter("gap is not null").select("box", "gap").collect():
-        found.setdefault(row["box"], []).append(row["gap"].asDict())
-    return found
+        gaps.setdefault(row["box"], []).append(row["gap"].asDict())
+    return gaps
 
 
-def _compare(written: Mapping[str, Any], source: Mapping[str, Any]) -> None:
-    different = sorted(
+def _check_equal(files: Mapping[str, Any], boxes: Mapping[str, Any]) -> None:
+    different_boxes = sorted(
         box
-        for box in written.keys() | source.keys()
-        if box not in written or box not in source or written[box] != source[box]
+        for box in files.keys() | boxes.keys()
+        if box not in files or box not in boxes or files[box] != boxes[box]
     )
-    if different:
+    if different_boxes:
         raise JobRefused(
-            f"what was read back of {', '.join(different)} is not what the box holds; nothing was trimmed. "
-            f"Records that were deleted meanwhile do this: start again"
+            f"the archived files of {', '.join(different_boxes)} do not match the boxes; nothing was trimmed."
+            f" Records deleted during the run can cause this: run the job again"
         )
 
 
@@ -237,33 +259,37 @@ def read_all(
     url: str | None = None,
     key: str | None = None,
 ) -> DataFrame:
-    """Archive and boxes as one: files up to where the archive goes, the boxes from there. No record twice,
-    and a record that is lost between the two fails the query. Of a box that was deleted since, only what is
-    archived."""
-    site = JobContext(url, key)
-    with site.client() as client, site.shards() as shards:
-        for _ in range(_LOOKS_MAX):
+    """Read the archive and its boxes as one frame: files up to the end of the archive, then the boxes.
+
+    Each record appears once. A record that is lost between the two fails the query. A deleted box contributes
+    its archived records only.
+    """
+    context = JobContext(url, key)
+    with context.client() as client, context.shards() as shards:
+        for _ in range(_ATTEMPTS_MAX):
             ledger = Ledger(client, LEDGER + name)
-            places = cursors(ledger)
-            wanted = list(boxes) or sorted(places)
-            there = {each.box for each in shards.states(boxes=wanted)}
-            known = box_positions(
-                shards, [box for box in wanted if box in there or box not in places], least=0
+            cursors = archive_cursors(ledger)
+            names = list(boxes) or sorted(cursors)
+            existing_boxes = {each.box for each in shards.states(boxes=names)}
+            positions = box_positions(
+                shards, [box for box in names if box in existing_boxes or box not in cursors], least=0
             )
-            archived = cold(spark, ledger, wanted)
+            archive_rows = read_archived(spark, ledger, names)
             if ledger.is_unchanged():
-                break  # the files were listed while the ledger said the same
+                break  # the ledger did not change while the files were listed
         else:
-            raise JobRefused(f"the archive {name} is being written all the time; try again")
+            raise JobRefused(
+                f"the archive {name} changed during all {_ATTEMPTS_MAX} attempts to list its files; try again"
+            )
         start = {
-            box: resume_seq(box, state, places[box], "fail") if box in places else state.earliest_seq - 1
-            for box, state in known.items()
+            box: resume_seq(box, state, cursors[box], "fail") if box in cursors else state.earliest_seq - 1
+            for box, state in positions.items()
         }
-        end = {box: state.head_seq for box, state in known.items()}
-    if not wanted:
+        end = {box: state.head_seq for box, state in positions.items()}
+    if not names:
         raise JobRefused(f"there is no archive {name}; its ledger would be the box {LEDGER}{name}")
-    live = site.frame(spark, start, end) if end else spark.createDataFrame([], SCHEMA)
-    return live if archived is None else archived.unionByName(live)
+    box_rows = context.frame(spark, start, end) if end else spark.createDataFrame([], SCHEMA)
+    return box_rows if archive_rows is None else archive_rows.unionByName(box_rows)
 
 
 @spark_job
@@ -278,13 +304,13 @@ def export_all(
     key: str | None = None,
     dry_run: bool = False,
 ) -> Export:
-    """What `read_all` gives, as files in a folder that is not there yet."""
+    """Write the rows of `read_all` to files in a new folder."""
     if format not in FORMATS:
         raise JobRefused(f"format {format}: must be one of {', '.join(FORMATS)}")
     rows = read_all(spark, name, boxes, url=url, key=key)
     if dry_run:
         return Export(name, path, rows.count(), is_dry=True)
-    seen = Observation()
-    counted = rows.observe(seen, sql.count(sql.lit(1)).alias("rows"))
-    counted.write.format(format).save(path)
-    return Export(name, path, int(seen.get["rows"]))
+    observation = Observation()
+    observed_rows = rows.observe(observation, sql.count(sql.lit(1)).alias("rows"))
+    observed_rows.write.format(format).save(path)
+    return Export(name, path, int(observation.get["rows"]))

@@ -1,7 +1,6 @@
-"""Is anything missing or doubled? Of one box; of a box and its archive; of two boxes.
+"""Checks for missing or duplicated records: in one box, between a box and its archive, or between two boxes.
 
-A hole in the seqs is not loss by itself: records are deleted on purpose. What must hold is told as findings
-when it does not.
+A hole in the seqs is not loss by itself: records are deleted on purpose. Each violation is a finding.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import functions as sql
 
-from streams.spark.jobs.archive import unarchived
-from streams.spark.jobs.archive_files import LEDGER, cold, ranges
+from streams.spark.jobs.archive import find_unarchived
+from streams.spark.jobs.archive_files import LEDGER, range_entries, read_archived
 from streams.spark.jobs.job_context import (
     JobContext,
     JobRefused,
@@ -28,12 +27,12 @@ from streams.spark.jobs.spark_errors import spark_job
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Examples that one finding names.
-_SHOWN = 5
+#: Most examples of one finding.
+_EXAMPLES_MAX = 5
 
 
-class Audited(msgspec.Struct, frozen=True):
-    """A box as it is now."""
+class BoxAudit(msgspec.Struct, frozen=True):
+    """Counts of one box, now."""
 
     box: str
     records: int
@@ -41,13 +40,13 @@ class Audited(msgspec.Struct, frozen=True):
     last_seq: int | None
     #: Seqs between the first and the last that no record has: deleted on purpose.
     holes: int
-    #: What the server says is lost.
+    #: Ranges that the server reports as lost.
     gaps: list[dict[str, Any]]
 
 
 class Audit(msgspec.Struct, frozen=True):
     ok: bool
-    boxes: list[Audited]
+    boxes: list[BoxAudit]
     findings: list[str]
 
 
@@ -62,113 +61,123 @@ def audit(
     url: str | None = None,
     key: str | None = None,
 ) -> Audit:
-    """Looks at every record of `boxes`; with `archive`, also at every record of the archive of that name;
-    with `against`, whether the one box holds the same records (data, tag) as often as the other box."""
-    site = JobContext(url, key)
-    with site.client() as client, site.shards() as shards:
+    """Check every record of `boxes`.
+
+    With `archive`, also check every record of the archive of that name. With `against`, compare one box with
+    another: both must have the same records (data, tag), equally often.
+    """
+    context = JobContext(url, key)
+    with context.client() as client, context.shards() as shards:
         boxes = select_boxes(shards, boxes, prefix)
         if against is not None and len(boxes) != 1:
-            raise JobRefused("against compares one box with another")
-        known = box_positions(shards, boxes)
-        other = box_positions(shards, [against]) if against is not None else {}
+            raise JobRefused("against compares exactly one box with another; name one box")
+        positions = box_positions(shards, boxes)
+        other_positions = box_positions(shards, [against]) if against is not None else {}
         ledger = Ledger(client, LEDGER + archive) if archive is not None else None
     if ledger is not None and not ledger.entries:
         raise JobRefused(f"there is no archive {archive}; its ledger would be the box {LEDGER}{archive}")
-    end = {box: state.head_seq for box, state in known.items()}
-    # From 0, and with gaps as rows: so the server says what is lost, and nothing else is taken for it.
-    rows = site.frame(spark, dict.fromkeys(end, 0), end, on_gap="emit").cache()
+    end = {box: state.head_seq for box, state in positions.items()}
+    # From 0, and with gaps as rows: so only the server's tombstones count as loss.
+    rows = context.frame(spark, dict.fromkeys(end, 0), end, on_gap="emit").cache()
     try:
-        found, findings = _boxes(rows, list(end))
+        box_audits, findings = _audit_boxes(rows, list(end))
         if ledger is not None:
-            findings += _against_archive(spark, rows.filter("gap is null"), ledger, set(end))
+            findings += _compare_with_archive(spark, rows.filter("gap is null"), ledger, set(end))
         else:
             findings += [
                 f"{each.box} has lost records {gap['from']} to {gap['to']} ({gap['reason']})"
-                for each in found
+                for each in box_audits
                 for gap in each.gaps
             ]
         if against is not None:
-            theirs = site.frame(spark, {against: 0}, {against: other[against].head_seq}, on_gap="emit")
-            findings += _against_box(
-                rows.filter("gap is null"), theirs.filter("gap is null"), boxes[0], against
+            other_rows = context.frame(
+                spark, {against: 0}, {against: other_positions[against].head_seq}, on_gap="emit"
+            )
+            findings += _compare_with_box(
+                rows.filter("gap is null"), other_rows.filter("gap is null"), boxes[0], against
             )
     finally:
         rows.unpersist()
-    return Audit(not findings, found, findings)
+    return Audit(not findings, box_audits, findings)
 
 
-def _boxes(rows: DataFrame, boxes: list[str]) -> tuple[list[Audited], list[str]]:
+def _audit_boxes(rows: DataFrame, boxes: list[str]) -> tuple[list[BoxAudit], list[str]]:
     counts = {row["box"]: row for row in summary(rows.filter("gap is null")).collect()}
     gaps: dict[str, list[dict[str, Any]]] = {}
-    for lost in rows.filter("gap is not null").select("box", "gap").collect():
-        gaps.setdefault(lost["box"], []).append(lost["gap"].asDict())
-    found, findings = [], []
+    for gap_row in rows.filter("gap is not null").select("box", "gap").collect():
+        gaps.setdefault(gap_row["box"], []).append(gap_row["gap"].asDict())
+    box_audits, findings = [], []
     for box in boxes:
         row = counts.get(box)
         if row is None:
-            found.append(Audited(box, 0, None, None, 0, gaps.get(box, [])))
+            box_audits.append(BoxAudit(box, 0, None, None, 0, gaps.get(box, [])))
             continue
         holes = row["last_seq"] - row["first_seq"] + 1 - row["seqs"]
-        found.append(
-            Audited(box, row["records"], row["first_seq"], row["last_seq"], holes, gaps.get(box, []))
+        box_audits.append(
+            BoxAudit(box, row["records"], row["first_seq"], row["last_seq"], holes, gaps.get(box, []))
         )
         if row["records"] != row["seqs"]:
-            findings.append(f"{box}: {row['records'] - row['seqs']} seqs come more than once")
-    return found, findings
+            findings.append(f"{box}: {row['records'] - row['seqs']} seqs are duplicated")
+    return box_audits, findings
 
 
-def _against_archive(spark: SparkSession, live: DataFrame, ledger: Ledger, boxes: set[str]) -> list[str]:
-    """Ranges of the ledger follow each other; the files of each box hold what the ledger says; and what the
-    box still has of them are the same records."""
+def _compare_with_archive(
+    spark: SparkSession, box_rows: DataFrame, ledger: Ledger, boxes: set[str]
+) -> list[str]:
+    """Return the differences between ledger, files and boxes.
+
+    The ranges of the ledger must be contiguous. The files of each box must match the counts and fingerprints
+    of the ledger. Archived records that are still in the box must be equal.
+    """
     findings: list[str] = []
-    entries = [entry for entry in ranges(ledger) if entry["box"] in boxes]
-    reached: dict[str, tuple[int, int]] = {}
+    entries = [entry for entry in range_entries(ledger) if entry["box"] in boxes]
+    ledger_ends: dict[str, tuple[int, int]] = {}
     records: Counter[str] = Counter()
     fingerprints: dict[str, int] = {}
     for entry in entries:
         box = entry["box"]
-        gen, last = reached.get(box, (entry["gen"], entry["first"] - 1))
+        gen, last = ledger_ends.get(box, (entry["gen"], entry["first"] - 1))
         if gen == entry["gen"] and entry["first"] != last + 1:
-            findings.append(
-                f"{box}: the archive goes from record {last} on to {entry['first']}; nothing is between"
-            )
+            findings.append(f"{box}: the archive has no records between {last} and {entry['first']}")
         for gap in entry["gaps"]:
-            findings.append(f"{box}: lost before it was archived: {gap['from']} to {gap['to']}")
-        reached[box] = (entry["gen"], entry["last"])
+            findings.append(f"{box}: records {gap['from']} to {gap['to']} were lost before the archive run")
+        ledger_ends[box] = (entry["gen"], entry["last"])
         records[box] += entry["records"]
         fingerprints[box] = fingerprints.get(box, 0) ^ entry["fingerprint"]
-    archived = cold(spark, ledger, boxes) if entries else None
-    found = {row["box"]: row for row in summary(archived).collect()} if archived is not None else {}
-    for box, wanted in records.items():
-        row = found.get(box)
+    archive_rows = read_archived(spark, ledger, boxes) if entries else None
+    summaries = (
+        {row["box"]: row for row in summary(archive_rows).collect()} if archive_rows is not None else {}
+    )
+    for box, ledger_count in records.items():
+        row = summaries.get(box)
         count, fingerprint = (row["records"], row["fingerprint"]) if row is not None else (0, 0)
-        if count != wanted:
-            findings.append(f"{box}: the files have {count} records, and the ledger says {wanted}")
+        if count != ledger_count:
+            findings.append(f"{box}: the files have {count} records, but the ledger has {ledger_count}")
         elif fingerprint != fingerprints[box]:
-            findings.append(f"{box}: the files are not as they were written")
+            findings.append(f"{box}: the contents of the files have changed since they were written")
     if not entries:
         return findings
-    ends = [(box, last) for box, (_, last) in reached.items()]
+    ends = [(box, last) for box, (_, last) in ledger_ends.items()]
     cursors = spark.createDataFrame(ends, "box string, last bigint")
-    covered = live.join(sql.broadcast(cursors), "box").filter("seq <= last")
-    for row in unarchived(covered, archived).limit(_SHOWN).collect():
-        findings.append(f"{row['box']}: record {row['seq']} of the box is not in the archive as it is here")
+    archivable_rows = box_rows.join(sql.broadcast(cursors), "box").filter("seq <= last")
+    for row in find_unarchived(archivable_rows, archive_rows).limit(_EXAMPLES_MAX).collect():
+        findings.append(f"{row['box']}: record {row['seq']} is not in the archive, or differs there")
     return findings
 
 
-def _against_box(left: DataFrame, right: DataFrame, name: str, other: str) -> list[str]:
-    """The same records as often. Compared by content, for copies have seqs of their own."""
+def _compare_with_box(rows: DataFrame, other_rows: DataFrame, name: str, other: str) -> list[str]:
+    """Count the records that only one box has. Compares contents, because copies have other seqs."""
     content = sql.xxhash64("data", "tag")
-    mine = left.groupBy(content.alias("content")).agg(sql.count(sql.lit(1)).alias("mine"))
-    theirs = right.groupBy(content.alias("content")).agg(sql.count(sql.lit(1)).alias("theirs"))
+    mine = rows.groupBy(content.alias("content")).agg(sql.count(sql.lit(1)).alias("mine"))
+    theirs = other_rows.groupBy(content.alias("content")).agg(sql.count(sql.lit(1)).alias("theirs"))
     both = mine.join(theirs, "content", "full_outer").fillna(0, ["mine", "theirs"])
     row = both.agg(
         sql.sum(sql.greatest(sql.col("mine") - sql.col("theirs"), sql.lit(0))).alias("missing"),
         sql.sum(sql.greatest(sql.col("theirs") - sql.col("mine"), sql.lit(0))).alias("extra"),
     ).collect()[0]
-    found = []
+    findings = []
     if row["missing"]:
-        found.append(f"{row['missing']} records of {name} are missing in {other}")
+        findings.append(f"{row['missing']} records of {name} are missing in {other}")
     if row["extra"]:
-        found.append(f"{row['extra']} records of {other} are not in {name}, or are there more often")
-    return found
+        findings.append(f"{row['extra']} records of {other} are missing in {name}")
+    return findings

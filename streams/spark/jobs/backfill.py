@@ -1,7 +1,7 @@
-"""Files to boxes: Parquet, JSON lines, CSV, or whatever Spark reads.
+"""Appends files to boxes: JSON lines, Parquet, CSV or ORC.
 
-Files are taken in groups, cut by bytes. Each group is one step (`steps.py`): a backfill that was stopped
-goes on after the last group that was written, and groups that were not begun are cut anew.
+Files are read in groups, limited by bytes. Each group is one step (`steps.py`): a stopped backfill resumes
+after the last committed group, and regroups the remaining files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LEDGER = "backfill."
-#: Bad lines that a result or an error names.
-_BAD_SHOWN = 10
+#: Most bad lines in a result or an error.
+_BAD_LINES_MAX = 10
 _SPLIT = "spark.sql.files.maxPartitionBytes"
 _FORMATS = ("json", "parquet", "csv", "orc")
 
@@ -35,11 +35,11 @@ _FORMATS = ("json", "parquet", "csv", "orc")
 class Backfill(msgspec.Struct, frozen=True):
     name: str
     files: int
-    #: Written by this run; by an earlier one: 0.
+    #: Records that this run has written.
     records: int
     groups: int
     groups_done_before: int
-    #: (file, line, text) of lines that are not JSON or not UTF-8. Looked for in a dry run only.
+    #: (file, line, text) of lines that are not JSON or not UTF-8. Only a dry run fills it.
     bad: list[tuple[str, int, str]] = []
     is_dry: bool = False
 
@@ -64,20 +64,20 @@ def backfill(
     options: Mapping[str, str] | None = None,
     dry_run: bool = False,
 ) -> Backfill:
-    """Appends the rows of the files at `path`: to `box`, or to the one that the SQL expression `box_column`
-    says.
+    """Append the rows of the files at `path` to `box`, or to the box that the SQL expression `box_column`
+    gives.
 
-    Lines of JSON are records as they are, digits and all, and expressions see them as `data`; of other
-    formats a record is the row as JSON, unless the SQL expression `data` says otherwise. `tag` and `ts` are
-    SQL expressions too; boxes keep a `ts` only if their `timestamping` takes the client's.
+    A line of JSON becomes a record byte for byte, and expressions see it as the column `data`. In other
+    formats a record is the row as JSON, or the value of the SQL expression `data`. `tag` and `ts` are SQL
+    expressions too; a box keeps `ts` only if its `timestamping` accepts the client's.
 
     A group has at most `files_per_group` files and about `group_bytes` bytes, but at least one file.
     """
     if format not in _FORMATS:
         raise JobRefused(f"format {format}: must be one of {', '.join(_FORMATS)}")
     if (box is None) == (box_column is None):
-        raise JobRefused("give either a box, or an expression for it (box_column)")
-    site = JobContext(url, key)
+        raise JobRefused("give either a box, or an expression for it (box_column), not both")
+    context = JobContext(url, key)
     writer = f"job:backfill:{name}"
     columns = {
         "data": data or ("data" if format == "json" else None),
@@ -86,77 +86,83 @@ def backfill(
         "ts": ts,
     }
     source = _Source(spark, format, options or {}, columns)
-    with site.client() as client, site.shards() as shards:
+    with context.client() as client, context.shards() as shards:
         steps = Steps(Ledger(client, LEDGER + name), shards, writer, is_dry=dry_run)
-        begun, before = len(steps.begun), len(steps.done)
-        taken = {file for plan in steps.begun for file in plan["files"]}
-        new = [each for each in _files(spark, path, format) if each[0] not in taken]
-        groups = _groups(new, files_per_group, group_bytes)
+        groups_planned, before = len(steps.fixed_plans), len(steps.completed_plans)
+        planned_files = {file for plan in steps.fixed_plans for file in plan["files"]}
+        new_files = [each for each in _list_files(spark, path, format) if each[0] not in planned_files]
+        groups = _group_files(new_files, files_per_group, group_bytes)
         if dry_run:
-            todo = [file for file, _ in new]
-            counted = source.rows(todo).count() if todo else 0
+            file_names = [file for file, _ in new_files]
+            record_count = source.rows(file_names).count() if file_names else 0
             return Backfill(
-                name, len(todo), counted, begun + len(groups), before, source.bad_lines(todo), is_dry=True
+                name,
+                len(file_names),
+                record_count,
+                groups_planned + len(groups),
+                before,
+                source.bad_lines(file_names),
+                is_dry=True,
             )
-        to: dict[str, Any] = {"box": box} if box is not None else {}
-        write = partial(site.write, writer=writer, node=node, **to)
+        target: dict[str, Any] = {"box": box} if box is not None else {}
+        write = partial(context.write, writer=writer, node=node, **target)
         records = files_done = 0
         for plan in _plans(steps, groups):
             records += _write_group(source, steps, plan, write)
             files_done += len(plan["files"])
-    return Backfill(name, files_done, records, len(steps.done), before)
+    return Backfill(name, files_done, records, len(steps.completed_plans), before)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Reads files as the rows that are written."""
+    """Reads files as rows with the columns of the sink."""
 
     spark: SparkSession
     format: str
     options: Mapping[str, str]
-    #: data, box, tag and ts as SQL expressions.
+    #: SQL expressions of the columns data, box, tag and ts.
     columns: Mapping[str, str | None]
 
     def rows(self, files: list[str]) -> DataFrame:
         return prepare(_read(self.spark, files, self.format, self.options), **self.columns)
 
     def bad_lines(self, files: Sequence[str]) -> list[tuple[str, int, str]]:
-        return _bad(self.spark, files) if files and self.format == "json" else []
+        return _find_bad_lines(self.spark, files) if files and self.format == "json" else []
 
 
 def _plans(steps: Steps, groups: Sequence[list[str]]) -> Iterator[dict[str, Any]]:
-    """The step that was begun, then the new ones, each planned when the one before it is done."""
-    if steps.unfinished is not None:
-        yield steps.unfinished
+    """Yield the unfinished plan, then a new plan for each group, made when the one before is done."""
+    if steps.unfinished_plan is not None:
+        yield steps.unfinished_plan
     for files in groups:
         yield steps.plan({"files": files})
 
 
 def _write_group(source: _Source, steps: Steps, plan: dict[str, Any], write: Callable[..., int]) -> int:
-    """How many records were written. `JobRefused` names lines that cannot be records."""
+    """Write one group and return how many records. `JobRefused` names lines that are not JSON."""
     try:
         return steps.run(plan, partial(write, source.rows(plan["files"])))
     except InvalidRequest as error:
         bad = source.bad_lines(plan["files"])
         if not bad:
             raise
-        shown = "; ".join(f"{file}, line {line}: {text!r}" for file, line, text in bad)
+        examples = "; ".join(f"{file}, line {line}: {text!r}" for file, line, text in bad)
         raise JobRefused(
-            f"lines that are not JSON in UTF-8 ({shown}). Nothing of this group of files was written; "
-            f"repair them and start again, or use a dry run to see the bad lines of all files"
+            f"some lines are not JSON in UTF-8 ({examples}). No record of this group of files was written. "
+            f"Repair the lines and run the job again; a dry run lists the bad lines of all files"
         ) from error
 
 
-def _groups(files: Sequence[tuple[str, int]], files_max: int, bytes_max: int) -> list[list[str]]:
-    found: list[list[str]] = []
+def _group_files(files: Sequence[tuple[str, int]], files_max: int, bytes_max: int) -> list[list[str]]:
+    groups: list[list[str]] = []
     room = 0
     for file, size in sorted(files):
-        if not found or size > room or len(found[-1]) >= files_max:
-            found.append([])
+        if not groups or size > room or len(groups[-1]) >= files_max:
+            groups.append([])
             room = bytes_max
-        found[-1].append(file)
+        groups[-1].append(file)
         room -= size
-    return found
+    return groups
 
 
 def _read(spark: SparkSession, files: list[str], format: str, options: Mapping[str, str]) -> DataFrame:
@@ -169,37 +175,39 @@ def _read(spark: SparkSession, files: list[str], format: str, options: Mapping[s
     return reader.format(format).load(files)
 
 
-def _files(spark: SparkSession, path: str, format: str) -> list[tuple[str, int]]:
-    """Files with their sizes."""
+def _list_files(spark: SparkSession, path: str, format: str) -> list[tuple[str, int]]:
+    """Return the files at `path` with their sizes."""
     names = spark.read.format("text" if format in ("json", "csv") else format).load(path).inputFiles()
     if not names:
         raise JobRefused(f"there is no file at {path}")
-    # Reads no contents. Its paths are written otherwise: file:/a, not file:///a.
-    listed = spark.read.format("binaryFile").load(path).select("path", "length").collect()
-    sizes = {_plain(row["path"]): row["length"] for row in listed}
-    return [(name, sizes.get(_plain(name), 0)) for name in names]
+    # Reads no contents. Spells paths as file:/a, not file:///a.
+    rows = spark.read.format("binaryFile").load(path).select("path", "length").collect()
+    sizes = {_normalize_path(row["path"]): row["length"] for row in rows}
+    return [(name, sizes.get(_normalize_path(name), 0)) for name in names]
 
 
-def _plain(path: str) -> str:
+def _normalize_path(path: str) -> str:
     return unquote(re.sub(r"^(\w+):/+", r"\1:/", path))
 
 
-def _bad(spark: SparkSession, files: Sequence[str]) -> list[tuple[str, int, str]]:
-    """Lines that cannot be records, with their numbers."""
+def _find_bad_lines(spark: SparkSession, files: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Return (file, line number, text) of lines that cannot be records."""
     wrong = "trim(value) != '' and (not is_valid_utf8(value) or try_parse_json(value) is null)"
     names = spark.read.text(list(files)).filter(wrong).select("_metadata.file_path").distinct()
-    found: list[tuple[str, int, str]] = []
+    bad_lines: list[tuple[str, int, str]] = []
     before = spark.conf.get(_SPLIT)
-    spark.conf.set(_SPLIT, str(1 << 60))  # a file is one partition: so its rows are numbered by line
+    spark.conf.set(_SPLIT, str(1 << 60))  # one partition for each file, so that row numbers are line numbers
     try:
-        for name in sorted(row["file_path"] for row in names.limit(_BAD_SHOWN).collect()):
+        for name in sorted(row["file_path"] for row in names.limit(_BAD_LINES_MAX).collect()):
             lines = spark.read.text(name)
             lines = lines.select((sql.monotonically_increasing_id() + 1).alias("line"), "value")
             text = sql.make_valid_utf8(sql.substring("value", 1, 100))
-            some = lines.filter(wrong).select("line", text.alias("text")).limit(_BAD_SHOWN - len(found))
-            found += [(name, row["line"], row["text"]) for row in some.collect()]
-            if len(found) >= _BAD_SHOWN:
+            some = (
+                lines.filter(wrong).select("line", text.alias("text")).limit(_BAD_LINES_MAX - len(bad_lines))
+            )
+            bad_lines += [(name, row["line"], row["text"]) for row in some.collect()]
+            if len(bad_lines) >= _BAD_LINES_MAX:
                 break
     finally:
         spark.conf.set(_SPLIT, str(before))
-    return found
+    return bad_lines

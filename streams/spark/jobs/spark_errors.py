@@ -1,5 +1,8 @@
-"""Errors of ours that come back through Spark. An error that was raised in one of Spark's Python processes
-arrives as an error of Spark's with a traceback as its text; the caller of a job needs the error itself."""
+"""Converts errors that come back through Spark to the original streams errors.
+
+An error raised in one of Spark's Python processes arrives as an error of Spark with a traceback as its text.
+The caller of a job needs the original error.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OURS: dict[str, type[StreamsError]] = {
+_ERRORS_BY_NAME: dict[str, type[StreamsError]] = {
     kind.__name__: kind
     for kind in (
         *BY_CODE.values(),
@@ -43,67 +46,66 @@ _OURS: dict[str, type[StreamsError]] = {
     )
 }
 #: The last line of a traceback.
-_RAISED = re.compile(r"^(?:streams\.[\w.]+\.)(\w+): (.*)$", re.MULTILINE)
+_TRACEBACK_END = re.compile(r"^(?:streams\.[\w.]+\.)(\w+): (.*)$", re.MULTILINE)
 
 
-def our_error(text: str) -> StreamsError | None:
-    """The error in a traceback, if it is one of ours."""
-    for name, message in _RAISED.findall(text):
-        if name in _OURS:
-            return _OURS[name](message)
+def parse_error(text: str) -> StreamsError | None:
+    """Return the streams error in a traceback, or None."""
+    for name, message in _TRACEBACK_END.findall(text):
+        if name in _ERRORS_BY_NAME:
+            return _ERRORS_BY_NAME[name](message)
     return None
 
 
 @contextmanager
 def unwrap_errors() -> Iterator[None]:
-    """Raises our own error where Spark raises one that has it in its text."""
+    """Raise the original streams error if an error of Spark has it in its text."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        ours = our_error(str(error)) or _missing_store(str(error))
+        ours = parse_error(str(error)) or _missing_store_error(str(error))
         if ours is None:
             raise
         raise ours from error
 
 
 class StoreNotInstalled(Refused):
-    """Spark cannot reach this kind of path without another package."""
+    """Spark needs another package to reach this kind of path."""
 
     code = "store_not_installed"
 
 
-#: The class that Hadoop looks for -> the package that has it. Spark's own Hadoop version must be appended.
+#: Class that Hadoop looks for -> package that has it, without the version, which must be Spark's Hadoop
+#: version.
 _STORES = {
     "org.apache.hadoop.fs.s3a.S3AFileSystem": "org.apache.hadoop:hadoop-aws",
     "org.apache.hadoop.fs.azurebfs": "org.apache.hadoop:hadoop-azure",
 }
 
 
-def _missing_store(text: str) -> StreamsError | None:
+def _missing_store_error(text: str) -> StreamsError | None:
     for name, package in _STORES.items():
         if f"Class {name}" in text and "not found" in text:
-            wanted = f"{package}:{hadoop_version()}"
+            coordinates = f"{package}:{hadoop_version()}"
             return StoreNotInstalled(
-                f"Spark cannot reach this path: {wanted} is not installed. Use --packages {wanted}, or "
-                f"in Python "
-                f"session(config={{'spark.jars.packages': '{wanted}'}}); settings such as keys are given "
-                f"with --conf"
+                f"Spark cannot reach this path: {coordinates} is not installed. "
+                f"Add --packages {coordinates}, or in Python "
+                f"session(config={{'spark.jars.packages': '{coordinates}'}}). "
+                f"Pass settings such as keys with --conf"
             )
     return None
 
 
 def hadoop_version() -> str:
-    """Of the Hadoop that this Spark has; a package of another version fails at run time."""
-    found = importlib.util.find_spec("pyspark")
-    folder = Path(
-        os.environ.get("SPARK_HOME") or (Path(found.origin).parent if found and found.origin else ".")
-    )
+    """Return the version of Spark's Hadoop. A package of another version fails at run time."""
+    spec = importlib.util.find_spec("pyspark")
+    folder = Path(os.environ.get("SPARK_HOME") or (Path(spec.origin).parent if spec and spec.origin else "."))
     names = [path.stem for path in (folder / "jars").glob("hadoop-client-api-*.jar")]
     return names[0].removeprefix("hadoop-client-api-") if names else "VERSION_OF_HADOOP"
 
 
 def spark_job(job: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a job, whose first argument is the session: it runs in any thread, and raises our own errors."""
+    """Decorate a job whose first argument is the session: it runs in any thread and raises streams errors."""
 
     @wraps(job)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
