@@ -1,8 +1,8 @@
-"""How fast an archive of many runs is: `python -m loadtests.archive_runs`.
+"""Measures an archive of many runs: `python -m loadtests.archive_runs`.
 
-The state after RUNS hourly runs is written directly, a file and a ledger entry for each, as if nothing had
-ever been merged: the worst that an archive can look like. Then `read_all` and `audit` are timed before and
-after `compact`. Another engine (pyarrow) counts the files by itself.
+It writes the state after RUNS hourly runs directly: one file and one ledger entry for each run, never merged.
+That is the worst state of an archive. Then it times `read_all` and `audit` before and after `compact`.
+Another engine (pyarrow) counts the rows of the files independently.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ def _write_runs(path: Path, runs: int) -> None:
         pq.write_table(table, folder / f"{run:013d}-00000000-part-0.parquet", compression="zstd")
 
 
-def _timed(what: str, run: Callable[[], T]) -> T:
+def _print_time(what: str, run: Callable[[], T]) -> T:
     began_s = time.perf_counter()
-    found = run()
-    print(f"{what:32}{time.perf_counter() - began_s:8.1f} s   {found}", flush=True)
-    return found
+    result = run()
+    print(f"{what:32}{time.perf_counter() - began_s:8.1f} s   {result}", flush=True)
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--cores", type=int, default=2)
-    asked = parser.parse_args(argv)
-    runs, records = asked.runs, asked.runs * RECORDS
+    arguments = parser.parse_args(argv)
+    runs, records = arguments.runs, arguments.runs * RECORDS
     with tempfile.TemporaryDirectory(prefix="archive-runs-") as folder, running_server(shards=1) as server:
         path = Path(folder, "archive")
         _write_runs(path, runs)
-        spark = ss.session(asked.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
+        spark = ss.session(arguments.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
         spark.range(1).count()
         with streams.Client(server.url) as client:
             for at in range(0, records, _APPEND):
                 client.box(BOX).append_batch([{"n": 0}] * min(_APPEND, records - at))
-            # As `archive --trim` leaves it: the box has moved on, and the records are in the files alone.
+            # The state after `archive --trim`: the records are in the files only.
             client.box(BOX).append_batch([{"n": 0}], trim_before_seq=records + 1)
             gen = client.box(BOX).state().generation
             total = summary(read_files(spark, str(path))).collect()[0]["fingerprint"]
@@ -101,15 +101,15 @@ def main(argv: list[str] | None = None) -> int:
             return jobs.read_all(spark, NAME, [BOX], url=url).count()
 
         def fingerprints() -> str:
-            found = jobs.audit(spark, [BOX], archive=NAME, url=url).findings
-            return "ok" if not any("the files" in each for each in found) else str(found)
+            findings = jobs.audit(spark, [BOX], archive=NAME, url=url).findings
+            return "ok" if not any("the files" in each for each in findings) else str(findings)
 
-        assert _timed(f"read_all, {runs} runs, unmerged", count) == records + 1
-        assert _timed("audit", fingerprints) == "ok"
-        _timed("compact", lambda: jobs.compact(spark, NAME, url=url))
-        assert _timed("read_all, merged", count) == records + 1
-        assert _timed("audit", fingerprints) == "ok"
-        assert _timed("pyarrow", dataset.dataset(str(path), partitioning="hive").count_rows) == records
+        assert _print_time(f"read_all, {runs} runs, unmerged", count) == records + 1
+        assert _print_time("audit", fingerprints) == "ok"
+        _print_time("compact", lambda: jobs.compact(spark, NAME, url=url))
+        assert _print_time("read_all, merged", count) == records + 1
+        assert _print_time("audit", fingerprints) == "ok"
+        assert _print_time("pyarrow", dataset.dataset(str(path), partitioning="hive").count_rows) == records
         spark.stop()
     return 0
 

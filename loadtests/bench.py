@@ -1,9 +1,9 @@
-"""`make bench`: start a server here, load it, and set its figures beside what we hold ourselves to.
+"""`make bench`: starts a server, loads it, and prints its figures beside their floors and aims.
 
     .venv/bin/python -m loadtests.bench --rows 'single-*' --repeat 3
 
-See `loadtests/README.md` for how to read the figures. The exit code is 0 whatever they are, unless
-`--check-floors` is given; 2 when a row could not be measured at all.
+`loadtests/README.md` explains the figures. The exit code is 0 unless `--check-floors` is set and a figure is
+below its floor (1), or a row could not be measured (2).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loadtests import rows as plain
 from loadtests.crowd import CROWD_CASES
 from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
-from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row, Sizes
+from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measurement, Row, Sizes
 from loadtests.s2sdk import S2_CASES
 from loadtests.spark_rows import SPARK_CASES
 from streams.config import SETTINGS
@@ -54,7 +54,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--seconds", type=_seconds, metavar="N", help=f"measured time of each row (default {SECONDS:g})")
     add("--rows", metavar="PATTERN", default="*", help="only rows whose key matches: 'single-*', '*fsync*'")
     add("--repeat", type=_repeats, metavar="K", default=1, help="measure K times, show median and spread")
-    add("--quick", action="store_true", help="tiny sizes: shows that it works, not how fast it is")
+    add("--quick", action="store_true", help="tiny sizes: tests the benchmark; the figures mean nothing")
     add("--json", metavar="FILE", type=Path, help="write the run here too (always in build/bench.json)")
     add("--check-floors", action="store_true", help="exit with 1 when a row is below its floor")
     add(
@@ -68,19 +68,23 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         help="where data goes (default ./build)",
     )
     add("--list", action="store_true", help="list the rows and end")
-    found = parser.parse_args(argv)
-    found.seconds = found.seconds or (SECONDS_QUICK if found.quick else SECONDS)
+    parsed_arguments = parser.parse_args(argv)
+    parsed_arguments.seconds = parsed_arguments.seconds or (
+        SECONDS_QUICK if parsed_arguments.quick else SECONDS
+    )
     try:
-        found.settings = dict(setting_of(text) for text in found.set)
+        parsed_arguments.settings = dict(setting_of(text) for text in parsed_arguments.set)
     except ValueError as error:
         parser.error(str(error))
-    found.cases = [case for case in CASES if any(_wanted(row, found.rows) for row in case.rows)]
-    if not found.cases:
-        parser.error(f"no row matches {found.rows!r}; see --list")
-    return found
+    parsed_arguments.cases = [
+        case for case in CASES if any(_matches(row, parsed_arguments.rows) for row in case.rows)
+    ]
+    if not parsed_arguments.cases:
+        parser.error(f"no row matches {parsed_arguments.rows!r}; see --list")
+    return parsed_arguments
 
 
-def _wanted(row: Row, pattern: str) -> bool:
+def _matches(row: Row, pattern: str) -> bool:
     return fnmatch(row.key, pattern)
 
 
@@ -101,31 +105,31 @@ def _repeats(text: str) -> int:
 def setting_of(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or name not in {setting.name for setting in SETTINGS}:
-        raise ValueError(f"--set {text}: want NAME=VALUE with a name that `streams config` lists")
+        raise ValueError(f"--set {text}: must be NAME=VALUE with a name that `streams config` lists")
     return name, value
 
 
-def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measured], str, str]:
-    """What was measured, what went wrong, and why it was not tried."""
-    found: list[Measured] = []
+def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measurement], str, str]:
+    """Return the measurements of a case, the error if it failed, and the reason if it was skipped."""
+    measurements: list[Measurement] = []
     looked_at_s = 0.01 if bench.sizes.is_quick else 0.1
     try:
         for _ in range(repeat):
             before = machine.speed(looked_at_s)
-            measured = case.measure(bench, case)
-            measured.detail["speed"] = round((before + machine.speed(looked_at_s)) / 2, 2)
-            found.append(measured)
-    except CaseSkipped as skipped:
-        return [], "", str(skipped)
+            measurement = case.measure(bench, case)
+            measurement.detail["speed"] = round((before + machine.speed(looked_at_s)) / 2, 2)
+            measurements.append(measurement)
+    except CaseSkipped as reason:
+        return [], "", str(reason)
     except (CaseFailed, ServerFailed, OSError) as error:
         bench.close(well=False)
-        return found, str(error), ""
-    return found, "", ""
+        return measurements, str(error), ""
+    return measurements, "", ""
 
 
-def summary(row: Row, found: list[Measured], error: str, skipped: str = "") -> dict[str, Any]:
-    """One row of the result."""
-    figures = [each.figures[row.key] for each in found]
+def summary(row: Row, measurements: list[Measurement], error: str, skip_reason: str = "") -> dict[str, Any]:
+    """Return one row of the result."""
+    figures = [each.figures[row.key] for each in measurements]
     figure = statistics.median(figures) if figures else None
     return {
         "key": row.key,
@@ -139,14 +143,14 @@ def summary(row: Row, found: list[Measured], error: str, skipped: str = "") -> d
         "meets_floor": None if figure is None else row.meets(row.floor, figure),
         "meets_aim": None if figure is None else row.meets(row.aim, figure),
         "error": error,
-        "skipped": skipped,
-        "speed": statistics.median([each.detail["speed"] for each in found]) if found else None,
-        "detail": [each.detail for each in found],
+        "skipped": skip_reason,
+        "speed": statistics.median([each.detail["speed"] for each in measurements]) if measurements else None,
+        "detail": [each.detail for each in measurements],
     }
 
 
-def shown_briefly(rows: list[dict[str, Any]]) -> str:
-    """The line of progress: figures, and who used the cores meanwhile."""
+def progress_line(rows: list[dict[str, Any]]) -> str:
+    """Return the line of progress: figures, and the cores that each kind of process used."""
     if rows[0]["skipped"]:
         return f"skipped: {rows[0]['skipped']}"
     texts = [f"{report.number(row['figure']) or 'failed'} {row['unit']}" for row in rows]
@@ -154,29 +158,31 @@ def shown_briefly(rows: list[dict[str, Any]]) -> str:
         return f"{', '.join(texts)} ({rows[0]['error'].strip().splitlines()[-1]})"
     cores = rows[0]["detail"][-1].get("cores", {})
     speed = f", speed {rows[0]['detail'][-1]['speed']:.2f}"
-    return ", ".join(texts) + "".join(f", {name} {used:.2f}" for name, used in cores.items()) + speed
+    return (
+        ", ".join(texts) + "".join(f", {name} {cores_used:.2f}" for name, cores_used in cores.items()) + speed
+    )
 
 
-def run(asked: argparse.Namespace) -> dict[str, Any]:
-    asked.data_dir.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=asked.data_dir.absolute()))
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    arguments.data_dir.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=arguments.data_dir.absolute()))
     began = time.monotonic()
     facts = machine.facts(folder)
     warnings = machine.warnings_of(facts)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    sizes = Sizes.quick(asked.seconds) if asked.quick else Sizes(asked.seconds)
-    bench = Bench(sizes, asked.settings, folder)
+    sizes = Sizes.quick(arguments.seconds) if arguments.quick else Sizes(arguments.seconds)
+    bench = Bench(sizes, arguments.settings, folder)
     rows: list[dict[str, Any]] = []
     try:
-        with report.progress(len(asked.cases)) as progress:
-            for case in asked.cases:
-                wanted = [row for row in case.rows if _wanted(row, asked.rows)]
+        with report.progress(len(arguments.cases)) as progress:
+            for case in arguments.cases:
+                selected_rows = [row for row in case.rows if _matches(row, arguments.rows)]
                 progress.begin(case.rows[0].title)
-                found, error, skipped = measure(bench, case, asked.repeat)
-                added = [summary(row, found, error, skipped) for row in wanted]
-                rows += added
-                progress.end(shown_briefly(added))
+                measurements, error, skip_reason = measure(bench, case, arguments.repeat)
+                new_rows = [summary(row, measurements, error, skip_reason) for row in selected_rows]
+                rows += new_rows
+                progress.end(progress_line(new_rows))
         bench.close()
     finally:
         bench.close(well=False)
@@ -185,10 +191,10 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         "version": 1,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "took_s": round(time.monotonic() - began, 1),
-        "seconds": asked.seconds,
-        "repeat": asked.repeat,
-        "quick": asked.quick,
-        "settings": asked.settings,
+        "seconds": arguments.seconds,
+        "repeat": arguments.repeat,
+        "quick": arguments.quick,
+        "settings": arguments.settings,
         "machine": facts | {"load_average_after": [round(each, 2) for each in os.getloadavg()]},
         "warnings": warnings,
         "rows": rows,
@@ -196,21 +202,21 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    asked = arguments(argv)
-    if asked.list:
+    parsed_arguments = arguments(argv)
+    if parsed_arguments.list:
         for row in (row for case in CASES for row in case.rows):
             print(f"{row.key:24}{row.title}")
         return 0
-    result = run(asked)
+    result = run(parsed_arguments)
     text = json.dumps(result, indent=1) + "\n"
     (ROOT / "build").mkdir(exist_ok=True)
-    for path in filter(None, (ROOT / "build" / "bench.json", asked.json)):
+    for path in filter(None, (ROOT / "build" / "bench.json", parsed_arguments.json)):
         path.write_text(text)
     report.show(result)
     if any(row["error"] for row in result["rows"]):
         return EXIT_FAILED
     below = [row["key"] for row in result["rows"] if row["meets_floor"] is False]
-    if asked.check_floors and below:
+    if parsed_arguments.check_floors and below:
         print(f"below their floor: {', '.join(below)}", file=sys.stderr)
         return EXIT_BELOW_FLOOR
     return 0

@@ -1,16 +1,16 @@
-"""What a load must find: every record once, in its producer's order. Pure; knows no HTTP and no clock.
+"""Checks that a load finds every record once, in its producer's order. Pure: no HTTP and no clock.
 
-A producer numbers its records 0, 1, 2 … in each box, and every record carries who made it and its number. So
-any reader can tell on its own what is missing, came twice or came late:
+A producer numbers its records 0, 1, 2 … in each box, and every record has its producer and its number. So
+each reader alone detects these faults:
 
-    lost        a seq or a number that was passed over, or an acked record that is not there in the end
-    doubled     a number that came before
-    reordered   a number that was passed over and came later
+    lost        a skipped seq or number, or an acked record that is missing at the end
+    doubled     a number that arrives a second time
+    reordered   a skipped number that arrives later
     invented    a number that its producer has never sent
-    returned    a job that was given out again after its ack had been answered, or while it was leased
+    returned    a job that is claimed again after its ack succeeded, or while it is leased
 
-Boxes of a load are never capped and never expire, so readers see every seq. What a check remembers is one
-number for each producer, and at most `GAPS_MAX` gaps; a box's length costs nothing.
+Boxes of a load have no cap and no expiry, so readers see every seq. A reader stores one number for each
+producer, and at most `GAPS_MAX` gaps, however long the box is.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from typing import Any
 
 from pyroaring import BitMap
 
-#: Gaps that a reader remembers, to tell a late record from one that came twice; and faults told in full.
+#: Gaps that a reader stores, to tell a late record from a duplicate; and faults that are described.
 GAPS_MAX = 1000
-TOLD_MAX = 50
+DESCRIPTIONS_MAX = 50
 
 KINDS = ("lost", "doubled", "reordered", "invented", "returned")
 
 
 class Faults:
-    """What was found, counted by kind, the first few in words."""
+    """Counts of faults by kind, and descriptions of the first few."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.told: list[str] = []
+        self.descriptions: list[str] = []
 
     def add(self, kind: str, text: str, count: int = 1) -> None:
         assert kind in KINDS
         self.counts[kind] += count
-        if len(self.told) < TOLD_MAX:
-            self.told.append(f"{kind}: {text}")
+        if len(self.descriptions) < DESCRIPTIONS_MAX:
+            self.descriptions.append(f"{kind}: {text}")
 
-    def merge(self, counts: Mapping[str, int], told: Iterable[str]) -> None:
+    def merge(self, counts: Mapping[str, int], descriptions: Iterable[str]) -> None:
         self.counts.update(counts)
-        self.told = [*self.told, *told][:TOLD_MAX]
+        self.descriptions = [*self.descriptions, *descriptions][:DESCRIPTIONS_MAX]
 
     def __bool__(self) -> bool:
         return self.counts.total() > 0
@@ -54,42 +54,48 @@ class Faults:
 
 
 @dataclass
-class Sent:
-    """What one producer knows of its records in one box: numbers below `acked` are there for certain, numbers
-    from `sent` on were never sent. In between lies at most one write whose answer never came."""
+class ProducerCounts:
+    """Counts of one producer in one box.
 
-    sent: int = 0
-    acked: int = 0
+    Numbers below `acked_count` are stored for certain; numbers from `sent_count` on were never sent. At most
+    one write without a response lies in between.
+    """
+
+    sent_count: int = 0
+    acked_count: int = 0
 
 
 @dataclass
 class Ledger:
-    """What all producers know, by box and producer."""
+    """The counts of all producers, by box and producer."""
 
-    boxes: dict[str, dict[str, Sent]] = field(default_factory=dict)
+    boxes: dict[str, dict[str, ProducerCounts]] = field(default_factory=dict)
 
-    def of(self, box: str, producer: str) -> Sent:
-        return self.boxes.setdefault(box, {}).setdefault(producer, Sent())
+    def of(self, box: str, producer: str) -> ProducerCounts:
+        return self.boxes.setdefault(box, {}).setdefault(producer, ProducerCounts())
 
     def as_json(self) -> dict[str, dict[str, list[int]]]:
         return {
-            box: {name: [each.sent, each.acked] for name, each in found.items()}
-            for box, found in self.boxes.items()
+            box: {name: [each.sent_count, each.acked_count] for name, each in producers.items()}
+            for box, producers in self.boxes.items()
         }
 
-    def update(self, told: Mapping[str, Mapping[str, Iterable[int]]]) -> None:
-        """Takes what another process has told of its own producers; the last word stands."""
-        for box, found in told.items():
-            for name, (sent, acked) in found.items():
-                self.boxes.setdefault(box, {})[name] = Sent(sent, acked)
+    def update(self, report: Mapping[str, Mapping[str, Iterable[int]]]) -> None:
+        """Replace the counts of another process's producers by its latest report."""
+        for box, producers in report.items():
+            for name, (sent_count, acked_count) in producers.items():
+                self.boxes.setdefault(box, {})[name] = ProducerCounts(sent_count, acked_count)
 
     def acked_records(self) -> int:
-        return sum(each.acked for found in self.boxes.values() for each in found.values())
+        return sum(each.acked_count for producers in self.boxes.values() for each in producers.values())
 
 
 class Reader:
-    """One reader of one box. From the start of the box it expects every number; from elsewhere it takes the
-    first number of each producer as it comes."""
+    """One reader of one box.
+
+    A reader from the start of the box expects every number. A later reader accepts the first number of each
+    producer.
+    """
 
     def __init__(self, box: str, faults: Faults, *, from_seq: int = 0) -> None:
         self.box = box
@@ -100,21 +106,21 @@ class Reader:
         self._gaps: set[tuple[str, int]] = set()
 
     def page(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Records as an answer or an event lists them."""
-        expected = self.next
+        """Check the records of one response or event."""
+        next_numbers = self.next
         for record in records:
             seq, data = record["$seq"], record["data"]
             if seq != self.seq + 1:
                 self._odd_seq(seq)
             self.seq = max(self.seq, seq)
             producer, number = data["p"], data["n"]
-            if number == expected.get(producer, 0 if self._is_from_start else number):
-                expected[producer] = number + 1
+            if number == next_numbers.get(producer, 0 if self._is_from_start else number):
+                next_numbers[producer] = number + 1
             else:
                 self._odd_number(seq, producer, number)
 
-    def told_of_a_gap(self, tombstone: Mapping[str, Any]) -> None:
-        """No record of a load may ever be evicted."""
+    def add_gap(self, tombstone: Mapping[str, Any]) -> None:
+        """Count a tombstone as lost records: no record of a load may be evicted."""
         first, last = tombstone["gap_from"], tombstone["gap_to"]
         self._faults.add(
             "lost",
@@ -130,12 +136,12 @@ class Reader:
             self._faults.add("reordered", f"{self.box}: seq {seq} after {self.seq}")
 
     def _odd_number(self, seq: int, producer: str, number: int) -> None:
-        expected = self.next.get(producer, 0)
-        where = f"{self.box} seq {seq}: number {number} of {producer} where {expected} was due"
-        if number > expected:
-            self._faults.add("lost", where, number - expected)
+        due_number = self.next.get(producer, 0)
+        where = f"{self.box} seq {seq}: number {number} of {producer} where {due_number} was due"
+        if number > due_number:
+            self._faults.add("lost", where, number - due_number)
             room = GAPS_MAX - len(self._gaps)
-            self._gaps.update((producer, each) for each in range(expected, min(number, expected + room)))
+            self._gaps.update((producer, each) for each in range(due_number, min(number, due_number + room)))
             self.next[producer] = number + 1
         elif (producer, number) in self._gaps:
             self._gaps.remove((producer, number))
@@ -145,69 +151,76 @@ class Reader:
             self._faults.add("doubled", where)
 
 
-def settle(reader: Reader, sent: Mapping[str, Sent], faults: Faults) -> None:
-    """A reader from the start has reached the end, and no producer sends any more: is everything there?"""
-    for producer, each in sent.items():
-        found = reader.next.get(producer, 0)
-        if found < each.acked:
+def settle(reader: Reader, producers: Mapping[str, ProducerCounts], faults: Faults) -> None:
+    """Compare a reader of the whole box with the counts of its producers, after all have stopped."""
+    for producer, each in producers.items():
+        received_count = reader.next.get(producer, 0)
+        if received_count < each.acked_count:
             faults.add(
                 "lost",
-                f"{reader.box}: {each.acked} of {producer} were acked, {found} are there",
-                each.acked - found,
+                f"{reader.box}: {each.acked_count} of {producer} were acked, {received_count} are there",
+                each.acked_count - received_count,
             )
-        elif found > each.sent:
+        elif received_count > each.sent_count:
             faults.add(
-                "invented", f"{reader.box}: {found} of {producer}, {each.sent} were sent", found - each.sent
+                "invented",
+                f"{reader.box}: {received_count} of {producer}, {each.sent_count} were sent",
+                received_count - each.sent_count,
             )
-    for producer in reader.next.keys() - sent.keys():
+    for producer in reader.next.keys() - producers.keys():
         faults.add("invented", f"{reader.box}: records of {producer}, which has never sent any")
 
 
 class Jobs:
-    """All workers of one queue. `may_return` says that leases can be void by no fault of the server's: its
-    shards are killed. A job whose ack was answered never comes back in any case."""
+    """Checks the jobs of all workers of one queue.
+
+    With `may_return`, shards are killed, so leases may end early. A job whose ack succeeded must never
+    return.
+    """
 
     def __init__(self, box: str, faults: Faults, *, may_return: bool = False) -> None:
         self.box = box
         self._faults = faults
         self._may_return = may_return
-        #: By producer: numbers whose ack was answered, those whose ack was sent and may have arrived, and
-        #: those done that were not told to others yet.
-        self.done: dict[str, BitMap] = {}
-        self.maybe: dict[str, BitMap] = {}
+        #: Producer -> numbers whose ack succeeded; numbers whose ack was sent and may have arrived; and done
+        #: numbers that the next report will contain.
+        self.done_jobs: dict[str, BitMap] = {}
+        self.maybe_done_jobs: dict[str, BitMap] = {}
         self._news: dict[str, list[int]] = {}
-        self._held: dict[tuple[str, int], str] = {}
+        self._holders: dict[tuple[str, int], str] = {}
 
-    def claimed(self, worker: str, producer: str, number: int) -> None:
+    def on_claim(self, worker: str, producer: str, number: int) -> None:
         job = (producer, number)
-        if number in self.done.get(producer, ()):
+        if number in self.done_jobs.get(producer, ()):
             self._faults.add(
                 "returned", f"{self.box}: job {number} of {producer} was done, and {worker} has it"
             )
-        elif job in self._held and not self._may_return:
+        elif job in self._holders and not self._may_return:
             self._faults.add(
-                "returned", f"{self.box}: job {number} of {producer}: {self._held[job]}, {worker}"
+                "returned", f"{self.box}: job {number} of {producer}: {self._holders[job]}, {worker}"
             )
-        self._held[job] = worker
+        self._holders[job] = worker
 
-    def acking(self, producer: str, number: int) -> None:
-        """From here on it may be done, whatever becomes of the answer."""
-        self.maybe.setdefault(producer, BitMap()).add(number)
+    def on_ack_sent(self, producer: str, number: int) -> None:
+        """Record that an ack is sent: from now on the job may be done, with or without a response."""
+        self.maybe_done_jobs.setdefault(producer, BitMap()).add(number)
 
-    def acked(self, producer: str, number: int) -> None:
-        self._held.pop((producer, number), None)
-        self.maybe.get(producer, BitMap()).discard(number)
-        self.done.setdefault(producer, BitMap()).add(number)
+    def on_ack(self, producer: str, number: int) -> None:
+        self._holders.pop((producer, number), None)
+        self.maybe_done_jobs.get(producer, BitMap()).discard(number)
+        self.done_jobs.setdefault(producer, BitMap()).add(number)
         self._news.setdefault(producer, []).append(number)
 
-    def skipped(self, worker: str, producer: str, number: int, *, was_repeated: bool = False) -> None:
-        """The lease was void, and the job is somebody else's now. Or the ack was sent more than once and an
-        earlier one had arrived: then it stays unknown whether the job is done."""
-        if self._held.get((producer, number)) == worker:
-            del self._held[(producer, number)]
+    def on_skip(self, worker: str, producer: str, number: int, *, was_repeated: bool = False) -> None:
+        """Record an ack that the server skipped: the lease had ended, and another worker may have the job.
+
+        If the ack was repeated, an earlier one may have arrived; then it is unknown whether the job is done.
+        """
+        if self._holders.get((producer, number)) == worker:
+            del self._holders[(producer, number)]
         if was_repeated:
             return
-        self.maybe.get(producer, BitMap()).discard(number)
+        self.maybe_done_jobs.get(producer, BitMap()).discard(number)
         if not self._may_return:
             self._faults.add(
                 "returned", f"{self.box}: job {number} of {producer} was taken away from {worker}"
@@ -215,37 +228,50 @@ class Jobs:
 
     def news(self) -> dict[str, dict[str, list[int]]]:
         news, self._news = self._news, {}
-        return {"done": news, "maybe": {producer: list(found) for producer, found in self.maybe.items()}}
+        return {
+            "done": news,
+            "maybe": {producer: list(numbers) for producer, numbers in self.maybe_done_jobs.items()},
+        }
 
     def update(self, news: Mapping[str, Mapping[str, list[int]]]) -> None:
-        """Takes what another process has done."""
+        """Add the done jobs of another process."""
         for producer, numbers in news["maybe"].items():
-            self.maybe.setdefault(producer, BitMap()).update(numbers)
+            self.maybe_done_jobs.setdefault(producer, BitMap()).update(numbers)
         for producer, numbers in news["done"].items():
-            done = self.done.setdefault(producer, BitMap())
-            for twice in done & BitMap(numbers):
+            done_numbers = self.done_jobs.setdefault(producer, BitMap())
+            for twice in done_numbers & BitMap(numbers):
                 self._faults.add("returned", f"{self.box}: job {twice} of {producer} was done twice")
-            done.update(numbers)
+            done_numbers.update(numbers)
 
-    def settle(self, waiting: Mapping[str, BitMap], sent: Mapping[str, Sent]) -> None:
-        """`waiting` is what the queue still has, when nobody works or produces any more."""
-        for producer, each in sent.items():
-            done, rest = self.done.get(producer, BitMap()), waiting.get(producer, BitMap())
-            for both in done & rest:
+    def settle(self, waiting: Mapping[str, BitMap], producers: Mapping[str, ProducerCounts]) -> None:
+        """Check the jobs still in the queue (`waiting`), after all workers and producers have stopped."""
+        for producer, each in producers.items():
+            done_numbers, ready_numbers = (
+                self.done_jobs.get(producer, BitMap()),
+                waiting.get(producer, BitMap()),
+            )
+            for both in done_numbers & ready_numbers:
                 self._faults.add("returned", f"{self.box}: job {both} of {producer} was done and waits again")
-            lost = BitMap(range(each.acked)) - done - rest - self.maybe.get(producer, BitMap())
-            if lost:
-                self._faults.add("lost", f"{self.box}: jobs {list(lost)[:5]}… of {producer}", len(lost))
-            beyond = [number for number in (done | rest) if number >= each.sent]
+            lost_numbers = (
+                BitMap(range(each.acked_count))
+                - done_numbers
+                - ready_numbers
+                - self.maybe_done_jobs.get(producer, BitMap())
+            )
+            if lost_numbers:
+                self._faults.add(
+                    "lost", f"{self.box}: jobs {list(lost_numbers)[:5]}… of {producer}", len(lost_numbers)
+                )
+            beyond = [number for number in (done_numbers | ready_numbers) if number >= each.sent_count]
             if beyond:
                 self._faults.add("invented", f"{self.box}: jobs {beyond[:5]}… of {producer}", len(beyond))
 
     def jobs_done(self) -> int:
-        return sum(map(len, self.done.values()))
+        return sum(map(len, self.done_jobs.values()))
 
 
 def slope_per_hour(samples: Iterable[tuple[float, float]]) -> float:
-    """Of the straight line that fits (seconds, value) best; 0 with fewer than two moments."""
+    """Return the slope of the line that fits (seconds, value) best; 0 with fewer than two samples."""
     points = list(samples)
     if len(points) < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""Load in a process of its own: a module that reads its plan as JSON and writes its result as JSON."""
+"""Starts load in separate processes: modules that read a plan as JSON and write a result as JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from loadtests.rows import ROOT
 
 
 def start(module: str, plan: dict[str, Any], *words: str, log: Path | None = None) -> subprocess.Popen[str]:
-    """With `log`, everything it prints goes to this file, and it has a session of its own: processes that it
-    leaves behind are found by it."""
+    """Start a module with a plan on its standard input.
+
+    With `log`, its output goes to this file, and it has its own session, by which its orphans can be found.
+    """
     with ExitStack() as stack:
         out = stack.enter_context(open(log, "wb")) if log is not None else subprocess.PIPE
         process = subprocess.Popen(
@@ -37,5 +39,5 @@ def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     text = process.stdout.read()
     if process.wait(60) != 0:
         raise SystemExit(f"{process.args!r} failed with exit code {process.returncode}")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    result: dict[str, Any] = json.loads(text)
+    return result

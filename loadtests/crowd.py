@@ -1,7 +1,7 @@
-"""Thousands of watchers who want nothing, and hundreds who take nothing, beside a writer (`p99-crowd`).
+"""Measures a writer beside thousands of idle watchers and hundreds that never read (`p99-crowd`).
 
-Idle ones follow a box that nobody writes to. Slow ones ask for a box of ten megabytes from its start and
-never read: the kernel holds some of it for them, and their gateway as much as it is allowed to.
+Idle watchers follow a box without writes. Slow watchers request a box of ten megabytes from its start and
+never read: the kernel buffers some of it, and their gateway as much as its limit allows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def crowd(bench: Bench) -> Iterator[None]:
         until_s = monotonic() + _OPEN_S_MAX
         while watching(server) < idle + slow:
             if monotonic() > until_s:
-                raise CaseFailed(f"{watching(server)} of {idle + slow} watchers came")
+                raise CaseFailed(f"{watching(server)} of {idle + slow} watchers connected")
             sleep(0.1)
         yield
         (server.data_dir.parent / f"crowd-{watching(server)}").touch()
@@ -50,7 +50,7 @@ def watching(server: Server) -> int:
 
 
 def crowd_was_there(server: Server) -> int:
-    """How many were still there at the end."""
+    """Return how many watchers were connected at the end."""
     return max((int(path.name[6:]) for path in server.data_dir.parent.glob("crowd-*")), default=0)
 
 

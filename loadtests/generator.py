@@ -1,16 +1,16 @@
-"""The load itself, in a process of its own: `python -m loadtests.generator < plan.json > result.json`.
+"""The load generator, in a separate process: `python -m loadtests.generator < plan.json > result.json`.
 
-It shares the cores with the server it measures, so it does as little as it can: requests are built before
-the clock starts, one epoll loop moves bytes of all connections, and an answer is looked at just enough to
-know where it ends and that it is a success. The first answer of every connection, and one in `SAMPLE_EVERY`
-after it, is read in full as JSON.
+It shares the cores with the server that it measures, so it does little: requests are built before the clock
+starts, one epoll loop moves the bytes of all connections, and a response is parsed only as far as its status
+and its end. The first response of every connection, and then one in `SAMPLE_EVERY`, is parsed in full as
+JSON.
 
-    plan       kind "http", "wire" or "watch", where to, connections or messages in flight, what to send
-    warm-up    the first `warm_up_s` are sent and answered, and not counted
-    measured   from the first answer after it until `seconds` later, or until `requests_max` or `bytes_max`
-    drain      answers that are still out are awaited, and not counted
+    plan       kind "http", "wire" or "watch", target, connections or messages in flight, requests
+    warm-up    requests of the first `warm_up_s` are not counted
+    measured   from the first response after that for `seconds`, or until `requests_max` or `bytes_max`
+    drain      waits for outstanding responses, which are not counted
 
-Closed loop: a connection sends its next request when it has its answer. Only loopback and Unix sockets.
+Closed loop: a connection sends its next request after the response. Only loopback and Unix sockets.
 
 Bounds: at most `CONNECTIONS_MAX` connections, `SECONDS_MAX` seconds, `bytes_max` bytes sent, `LATENCIES_MAX`
 latencies kept.
@@ -36,10 +36,10 @@ CONNECTIONS_MAX = 1024
 SECONDS_MAX = 600.0
 LATENCIES_MAX = 8_000_000
 SAMPLE_EVERY = 1000
-#: How long answers that are still out are awaited at the end, and how long none may come before we give up.
+#: Longest wait for outstanding responses at the end, and longest time without a response before a failure.
 DRAIN_S, SILENCE_S = 10.0, 30.0
 _ANSWER_BYTES = 64 * 1024
-#: An answer to `diff` is full when its end says how far it went; the end is at most this long.
+#: The end of a `diff` response, which has its next seq, is in this many last bytes.
 _TAIL_BYTES = 512
 
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
@@ -48,11 +48,11 @@ _content_length = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE).s
 
 
 class LoadFailed(Exception):
-    """The server did not behave as the plan expects."""
+    """The server did not respond as the plan expects."""
 
 
 class Step(NamedTuple):
-    """A request as it is sent, what it is worth, and what the end of its answer must contain."""
+    """A request, its number of records, and a text that the end of its response must contain."""
 
     request: bytes
     records: int
@@ -60,17 +60,17 @@ class Step(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------
-# What is sent
+# Requests
 
 
 def record_text(dice: random.Random, *, record_bytes: int = 0, data_bytes: int = 0) -> str:
-    """One record as it stands in a request: a small event with a tag, of exactly the size asked for."""
+    """Return one record of a request: a small event with a tag, of exactly this size."""
     data, tag = record_parts(dice, record_bytes=record_bytes, data_bytes=data_bytes)
     return f'{{"data":{data},"tag":"{tag}"}}'
 
 
 def record_parts(dice: random.Random, *, record_bytes: int = 0, data_bytes: int = 0) -> tuple[str, str]:
-    """The same as `data` and tag."""
+    """Return `data` and tag of one record of this size."""
     user = dice.randrange(1000)
     data = (
         f'{{"user":{user},"path":"/v1/items/{dice.randrange(100_000)}"'
@@ -90,7 +90,7 @@ def append_body(seed: int, batch: int, *, record_bytes: int = 0, data_bytes: int
 
 
 def columns_message(box: str, seed: int, batch: int, **sizes: int) -> tuple[bytes, bytes]:
-    """The same records as packed columns: head and body of a message to a shard."""
+    """Return head and body of a message to a shard: the records of `append_body` as packed columns."""
     from streams.protocol import wire
     from streams.protocol.payloads.packed import pack
 
@@ -108,7 +108,7 @@ def http_request(path: str, body: bytes) -> bytes:
 
 
 def append_steps(plan: dict[str, Any]) -> list[Step]:
-    """One request a box; connections go round them."""
+    """Return one request for each box; connections cycle through them."""
     query = "?" + plan["query"] if plan.get("query") else ""
     return [
         Step(
@@ -123,7 +123,7 @@ def append_steps(plan: dict[str, Any]) -> list[Step]:
 
 
 def diff_steps(plan: dict[str, Any]) -> list[Step]:
-    """All pages of all boxes, box by box. Each box has `box_records` records and none was ever deleted."""
+    """Return requests for all pages of all boxes. Each box has `box_records` records and no holes."""
     limit = plan["limit"]
     return [
         Step(
@@ -137,11 +137,11 @@ def diff_steps(plan: dict[str, Any]) -> list[Step]:
 
 
 # ---------------------------------------------------------------------------------------------------
-# What is counted
+# Counters
 
 
 def cpu_s(pids: list[int]) -> float:
-    """CPU time of these processes so far, all threads, to 10 ms."""
+    """Return the CPU time of these processes so far, all threads, to 10 ms."""
     total = 0
     for pid in pids:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -151,7 +151,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def machine_cpu_s() -> float:
-    """CPU time that anyone on this machine has used so far."""
+    """Return the CPU time of all processes of this machine so far."""
     with open("/proc/stat", "rb") as file:
         user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, file.readline().split()[1:])
     return (user + nice + system + irq + softirq) / _TICKS_S
@@ -167,7 +167,7 @@ class Tally:
         self.bytes_max = plan.get("bytes_max") or 1 << 62
         self.processes: dict[str, list[int]] = {**plan.get("pids", {}), "generator": [os.getpid()]}
         self.latencies = array("Q")
-        self.requests = self.records = self.failures = self.sampled = 0
+        self.requests = self.records = self.failures = self.sample_count = 0
         self.sent_requests = self.sent_bytes = 0
         self.first_failure = ""
         self.is_counting = self.is_over = False
@@ -178,7 +178,7 @@ class Tally:
     def _cpu_now(self) -> dict[str, float]:
         return {name: cpu_s(pids) for name, pids in self.processes.items()} | {"machine": machine_cpu_s()}
 
-    def answered(self, now_ns: int, latency_ns: int, records: int) -> None:
+    def add_answer(self, now_ns: int, latency_ns: int, records: int) -> None:
         if self.is_counting:
             self.requests += 1
             self.records += records
@@ -191,8 +191,8 @@ class Tally:
             self.is_counting = True
             self.counting_ns = monotonic_ns()
 
-    def answered_untimed(self, now_ns: int, records: int) -> None:
-        """An answer whose latency is of no interest."""
+    def add_untimed_answer(self, now_ns: int, records: int) -> None:
+        """Count a response without its latency."""
         if self.is_counting:
             self.requests += 1
             self.records += records
@@ -204,7 +204,7 @@ class Tally:
                 self.is_counting = False
                 self.ended_ns = now_ns
                 before, self._cpu = self._cpu, self._cpu_now()
-                self._cpu = {name: spent - before[name] for name, spent in self._cpu.items()}
+                self._cpu = {name: seconds - before[name] for name, seconds in self._cpu.items()}
 
     def may_send(self, size: int) -> bool:
         if self.is_over:
@@ -215,7 +215,7 @@ class Tally:
         self.sent_bytes += size
         return True
 
-    def failed(self, what: bytes) -> None:
+    def add_failure(self, what: bytes) -> None:
         self.failures += 1
         if not self.first_failure:
             self.first_failure = what[:400].decode(errors="replace")
@@ -234,13 +234,15 @@ class Tally:
             "latency_ms": percentiles(self.latencies),
             "failures": self.failures,
             "first_failure": self.first_failure,
-            "sampled": self.sampled,
+            "sampled": self.sample_count,
             "sent_bytes": self.sent_bytes,
             #: Cores in use by each during the measured time.
-            "cores": {name: round(spent / seconds, 3) for name, spent in cpu.items()} if seconds else {},
+            "cores": {name: round(seconds_used / seconds, 3) for name, seconds_used in cpu.items()}
+            if seconds
+            else {},
             "cpu_us_per_request": {
-                name: round(spent / self.requests * 1e6, 1)
-                for name, spent in cpu.items()
+                name: round(seconds_used / self.requests * 1e6, 1)
+                for name, seconds_used in cpu.items()
                 if name != "others" and self.requests
             },
         }
@@ -249,10 +251,10 @@ class Tally:
 def percentiles(latencies_ns: array[int]) -> dict[str, float]:
     if not latencies_ns:
         return {}
-    ordered = sorted(latencies_ns)
-    last = len(ordered) - 1
+    sorted_ns = sorted(latencies_ns)
+    last = len(sorted_ns) - 1
     return {
-        name: round(ordered[round(last * share)] / 1e6, 4)
+        name: round(sorted_ns[round(last * share)] / 1e6, 4)
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0))
     }
 
@@ -295,7 +297,7 @@ class HttpLoad:
         return sock
 
     def _steps_of(self, plan: dict[str, Any], index: int, count: int) -> Any:
-        """What a connection sends: all go round the same requests, each from another place."""
+        """Return the requests of one connection: all cycle through the same list, from different starts."""
         steps = self._steps = self._steps or (
             diff_steps(plan) if plan["send"] == "diff" else append_steps(plan)
         )
@@ -331,22 +333,22 @@ class HttpLoad:
         self._busy += 1
         connection.sent_ns = monotonic_ns()
         try:
-            sent = connection.sock.send(request)
+            sent_bytes = connection.sock.send(request)
         except BlockingIOError:
-            sent = 0
-        if sent < len(request):
-            connection.rest = memoryview(request)[sent:]
+            sent_bytes = 0
+        if sent_bytes < len(request):
+            connection.rest = memoryview(request)[sent_bytes:]
             self._epoll.modify(connection.sock, _IN | _OUT)
 
     def _send_rest(self, connection: _Connection) -> None:
         rest = connection.rest
         assert rest is not None
         try:
-            sent = connection.sock.send(rest)
+            sent_bytes = connection.sock.send(rest)
         except BlockingIOError:
             return
-        if sent < len(rest):
-            connection.rest = rest[sent:]
+        if sent_bytes < len(rest):
+            connection.rest = rest[sent_bytes:]
         else:
             connection.rest = None
             self._epoll.modify(connection.sock, _IN)
@@ -375,23 +377,23 @@ class HttpLoad:
         connection.have = connection.need = 0
         self._busy -= 1
         self._check(connection, need)
-        self._answered(connection, now_ns)
+        self._on_answer(connection, now_ns)
         self._send_next(connection)
 
-    def _answered(self, connection: _Connection, now_ns: int) -> None:
-        self._tally.answered(now_ns, now_ns - connection.sent_ns, connection.records)
+    def _on_answer(self, connection: _Connection, now_ns: int) -> None:
+        self._tally.add_answer(now_ns, now_ns - connection.sent_ns, connection.records)
 
     def _length(self, connection: _Connection, have: int) -> int:
-        """Bytes of the whole answer, or 0 while its head is not complete."""
+        """Return the size of the whole response, or 0 while its head is not complete."""
         buffer = connection.buffer
         end = buffer.find(b"\r\n\r\n", 0, have)
         if end < 0:
             return 0
-        at = buffer.find(b"ength: ", 0, end) + 7  # of content-length, however it is spelt
+        at = buffer.find(b"ength: ", 0, end) + 7  # of content-length, in any case
         need = end + 4 + int(buffer[at : buffer.find(b"\r", at, end + 2)])
         if not connection.answers:
-            found = _content_length(bytes(buffer[: end + 2]))
-            if found is None or need != end + 4 + int(found[1]):
+            length = _content_length(bytes(buffer[: end + 2]))
+            if length is None or need != end + 4 + int(length[1]):
                 raise LoadFailed(f"cannot read the head {bytes(buffer[:end])!r}")
         if need > len(buffer):
             buffer.extend(bytes(need - len(buffer)))
@@ -402,19 +404,19 @@ class HttpLoad:
         connection.answers += 1
         if not buffer.startswith(b"HTTP/1.1 2"):
             connection.records = 0
-            self._tally.failed(bytes(buffer[:size]))
+            self._tally.add_failure(bytes(buffer[:size]))
             return
         marker = connection.marker
         if marker and buffer.find(marker, max(0, size - _TAIL_BYTES), size) < 0:
             connection.records = 0
-            self._tally.failed(bytes(buffer[max(0, size - _TAIL_BYTES) : size]))
+            self._tally.add_failure(bytes(buffer[max(0, size - _TAIL_BYTES) : size]))
             return
         if connection.answers % SAMPLE_EVERY == 1:
-            self._tally.sampled += 1
+            self._tally.sample_count += 1
             answer = json.loads(buffer[buffer.find(b"\r\n\r\n") + 4 : size])
             count = len(answer["records"]) if marker else answer["count"]
             if count != connection.records:
-                self._tally.failed(f"{count} records instead of {connection.records}".encode())
+                self._tally.add_failure(f"{count} records instead of {connection.records}".encode())
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -450,8 +452,8 @@ class _Pipe:
             ]
         self.requests = cycle(requests)
 
-    def acked(self, body: bytes) -> int:
-        """How many records an answer says are written."""
+    def acked_count(self, body: bytes) -> int:
+        """Return the number of records that a reply confirms."""
         if self.op == self.wire.OP_APPEND:
             count: int = json.loads(body)["count"]
             return count
@@ -464,7 +466,7 @@ class _Pipe:
 
 
 def connect_unix(path: str) -> socket.socket:
-    """Connected, non-blocking; through the directory's descriptor where the path is too long to say."""
+    """Return a connected non-blocking socket. Paths over 107 bytes go through the folder's descriptor."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -476,7 +478,7 @@ def connect_unix(path: str) -> socket.socket:
 
 
 class WireLoad:
-    """One connection to each shard named, `in_flight` messages on each."""
+    """One connection to each shard of the plan, with `in_flight` messages on each."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._pipes = [_Pipe(path, boxes, plan) for path, boxes in plan["shards"]]
@@ -510,7 +512,7 @@ class WireLoad:
         return tally.result()
 
     def _fill(self, pipe: _Pipe) -> None:
-        """Sends as many new messages as may be in flight, all in one go."""
+        """Send new messages until `in_flight` are outstanding, in one system call if possible."""
         wire, unsent = pipe.wire, pipe.unsent
         while len(pipe.sent_ns) < self._in_flight:
             head, body = next(pipe.requests)
@@ -522,13 +524,13 @@ class WireLoad:
             pipe.sent_ns[pipe.ids] = monotonic_ns()
         while unsent:
             try:
-                sent = pipe.sock.sendmsg(list(islice(unsent, 512)))
+                sent_bytes = pipe.sock.sendmsg(list(islice(unsent, 512)))
             except BlockingIOError:
                 break
-            while unsent and sent >= len(unsent[0]):
-                sent -= len(unsent.popleft())
-            if sent:
-                unsent[0] = memoryview(unsent[0])[sent:]
+            while unsent and sent_bytes >= len(unsent[0]):
+                sent_bytes -= len(unsent.popleft())
+            if sent_bytes:
+                unsent[0] = memoryview(unsent[0])[sent_bytes:]
         if bool(unsent) != pipe.is_blocked:
             pipe.is_blocked = bool(unsent)
             self._epoll.modify(pipe.sock, _IN | _OUT if unsent else _IN)
@@ -545,13 +547,13 @@ class WireLoad:
             now_ns = monotonic_ns()
             sent_ns = pipe.sent_ns.pop(message.id)
             if message.flags & pipe.wire.FAILED:
-                tally.failed(message.body)
+                tally.add_failure(message.body)
                 continue
-            tally.answered(now_ns, now_ns - sent_ns, self._batch)
+            tally.add_answer(now_ns, now_ns - sent_ns, self._batch)
             if message.id % SAMPLE_EVERY == 1:
-                tally.sampled += 1
-                if pipe.acked(message.body) != self._batch:
-                    tally.failed(message.body)
+                tally.sample_count += 1
+                if pipe.acked_count(message.body) != self._batch:
+                    tally.add_failure(message.body)
 
 
 def load_of(plan: dict[str, Any]) -> Any:
@@ -589,7 +591,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # By its name, so that what other modules of it raise is caught here.
+    # Import by name: `LoadFailed` must be the class that other modules raise.
     from loadtests import generator
 
     sys.exit(generator.main())

@@ -1,11 +1,11 @@
-"""`make load` and `make soak`: a server here, users on it, shards killed if asked, and what came of it.
+"""`make load` and `make soak`: starts a server, runs users against it, kills shards on request, and reports.
 
     .venv/bin/python -m loadtests.load mixed --seconds 60 --shape spike
     .venv/bin/python -m loadtests.load tail --web            # locust's page, until Ctrl-C
     .venv/bin/python -m loadtests.load soak --seconds 600
 
 The load itself is `loadtests/locustfile.py`. The exit code is 3 when a record was lost, doubled or reordered,
-1 when a request failed, 0 when all was well. The report is one HTML file with nothing outside it.
+1 when a request failed, 0 otherwise. The report is one self-contained HTML file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SAMPLE_S: Final = 2.0
 KILL_EVERY_S: Final = 30.0
 CALIBRATE_S: Final = 10.0
 SHARE: Final = 0.7
-#: Beside the run itself: start, the last check of everything, the report.
+#: Time beyond the run: start, final check, report.
 SPARE_S: Final = 300.0
-#: A slope of memory over less than this is noise: one collection of garbage would be gigabytes an hour.
+#: Over a shorter time, the slope of memory is noise: one garbage collection looks like gigabytes an hour.
 SLOPE_S: Final = 300.0
 SHAPES: Final = ("none", "ramp", "spike", "steady")
 
@@ -81,59 +81,66 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("scenario", nargs="?", default="mixed", choices=SCENARIOS)
-    add("--seconds", type=float, metavar="N", help="how long")
-    add("--users", type=int, metavar="N", help="how many users at most")
-    add("--shape", choices=SHAPES, help="how their number changes")
-    add("--durability", choices=["memory", "disk", "fsync"], default="disk", help="of all boxes")
-    add("--shards", type=int, metavar="N", help="of the server that is started")
-    add("--kill-every", type=float, metavar="S", help="kill -9 of a shard so often; 0: never")
-    add("--host", metavar="URL", help="load this server instead of one started here")
+    add("--seconds", type=float, metavar="N", help="duration of the load")
+    add("--users", type=int, metavar="N", help="most users at a time")
+    add("--shape", choices=SHAPES, help="how the number of users changes")
+    add("--durability", choices=["memory", "disk", "fsync"], default="disk", help="durability of all boxes")
+    add("--shards", type=int, metavar="N", help="shards of the server")
+    add("--kill-every", type=float, metavar="S", help="kill -9 a shard every S seconds; 0: never")
+    add("--host", metavar="URL", help="load this server instead of a new one")
     add("--web", action="store_true", help="locust's page on port 8089 instead of a run")
-    add("--out", type=Path, metavar="FILE", default=ROOT / "build" / "load.html", help="the report")
-    found = parser.parse_args(argv)
-    scenario = SCENARIOS[found.scenario]
-    found.seconds = found.seconds or scenario.seconds
-    found.users = found.users or scenario.count
-    found.shape = found.shape or scenario.shape
-    if found.kill_every is None:
-        found.kill_every = KILL_EVERY_S if scenario.kills else 0.0
-    if found.host and found.kill_every:
+    add("--out", type=Path, metavar="FILE", default=ROOT / "build" / "load.html", help="file for the report")
+    parsed_arguments = parser.parse_args(argv)
+    scenario = SCENARIOS[parsed_arguments.scenario]
+    parsed_arguments.seconds = parsed_arguments.seconds or scenario.seconds
+    parsed_arguments.users = parsed_arguments.users or scenario.count
+    parsed_arguments.shape = parsed_arguments.shape or scenario.shape
+    if parsed_arguments.kill_every is None:
+        parsed_arguments.kill_every = KILL_EVERY_S if scenario.kills else 0.0
+    if parsed_arguments.host and parsed_arguments.kill_every:
         parser.error("--kill-every needs a server that is started here")
-    return found
+    return parsed_arguments
 
 
-def command(asked: argparse.Namespace, url: str, verdict: Path) -> list[str]:
-    scenario = SCENARIOS[asked.scenario]
+def command(arguments: argparse.Namespace, url: str, verdict: Path) -> list[str]:
+    scenario = SCENARIOS[arguments.scenario]
     files = ["loadtests/locustfile.py"]
-    if asked.shape != "none" and not asked.web:
-        files.append(f"loadtests/shapes/{asked.shape}.py")
+    if arguments.shape != "none" and not arguments.web:
+        files.append(f"loadtests/shapes/{arguments.shape}.py")
     words = [sys.executable, "-m", "locust", "-f", ",".join(files), "--host", url]
-    words += ["--durability", asked.durability, "--users", str(asked.users), *scenario.words]
-    if asked.kill_every and "--faults" not in words:
+    words += ["--durability", arguments.durability, "--users", str(arguments.users), *scenario.words]
+    if arguments.kill_every and "--faults" not in words:
         words.append("--faults")
-    if asked.web:
+    if arguments.web:
         words += ["--web-host", "127.0.0.1"]
     else:
-        words += ["--headless", "--only-summary", "--spawn-rate", str(asked.users)]
-        words += ["--run-time", f"{asked.seconds:g}s", "--html", str(asked.out), "--verdict", str(verdict)]
+        words += ["--headless", "--only-summary", "--spawn-rate", str(arguments.users)]
+        words += [
+            "--run-time",
+            f"{arguments.seconds:g}s",
+            "--html",
+            str(arguments.out),
+            "--verdict",
+            str(verdict),
+        ]
     return [*words, *scenario.users]
 
 
 # ---------------------------------------------------------------------------------------------------
-# Beside the load
+# The server under load
 
 
 @dataclass
-class Beside:
-    """What goes on in the server while it is loaded: memory is looked at, shards are killed."""
+class ServerWatch:
+    """Samples the memory of a server under load, and kills its shards."""
 
     server: Server
     kill_every: float
-    #: Kills end with the load: on a slow machine the last check would never get through.
+    #: Kills stop with the load: on a slow machine the final check would never finish.
     seconds: float = float("inf")
     kills: int = 0
-    #: (seconds, bytes) of all gateways, and of shards that have lived for half the time between kills:
-    #: each life begins small, so only equal ages can be compared.
+    #: (seconds, bytes) of all gateways, and of shards older than half the time between kills: a new shard is
+    #: small, so only equal ages can be compared.
     gateway: list[tuple[float, float]] = field(default_factory=list)
     shards: list[tuple[float, float]] = field(default_factory=list)
     _is_over: threading.Event = field(default_factory=threading.Event)
@@ -162,7 +169,7 @@ class Beside:
                 if now - since >= self.kill_every / 2
             ]
         except (OSError, ValueError):
-            pass  # it has just ended
+            pass  # the process has just ended
 
     def _kill(self, pids: dict[int, int]) -> None:
         if pids:
@@ -174,16 +181,18 @@ class Beside:
         self._is_over.set()
 
     def result(self) -> dict[str, Any]:
-        """The first third is left out: caches fill, code is loaded. A slope needs `SLOPE_S`."""
-        found: dict[str, Any] = {"kills": self.kills}
+        """Return memory figures without the first third, in which caches fill. A slope needs `SLOPE_S`."""
+        result: dict[str, Any] = {"kills": self.kills}
         for name, samples in (("gateway", self.gateway), ("shard", self.shards)):
-            kept = samples[len(samples) // 3 :]
-            if kept:
-                found[f"{name}_mb"] = round(kept[-1][1] / 1e6, 1)
-                if kept[-1][0] - kept[0][0] >= SLOPE_S:
-                    found[f"{name}_mb_per_hour"] = round(slope_per_hour(kept) / 1e6, 1)
-                found[f"{name}_mb_range"] = [round(f(each for _, each in kept) / 1e6, 1) for f in (min, max)]
-        return found
+            late_samples = samples[len(samples) // 3 :]
+            if late_samples:
+                result[f"{name}_mb"] = round(late_samples[-1][1] / 1e6, 1)
+                if late_samples[-1][0] - late_samples[0][0] >= SLOPE_S:
+                    result[f"{name}_mb_per_hour"] = round(slope_per_hour(late_samples) / 1e6, 1)
+                result[f"{name}_mb_range"] = [
+                    round(f(each for _, each in late_samples) / 1e6, 1) for f in (min, max)
+                ]
+        return result
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -197,76 +206,80 @@ def sentences(verdict: dict[str, Any]) -> list[str]:
         + (faults or "none lost, doubled or reordered")
         + f". {verdict['retried']:,} requests were repeated.",
     ]
-    beside = verdict.get("beside")
-    if beside:
-        lines.append(f"{beside['kills']} shards were killed.")
+    watch = verdict.get("beside")
+    if watch:
+        lines.append(f"{watch['kills']} shards were killed.")
         for name in ("gateway", "shard"):
-            if f"{name}_mb" in beside:
-                least, most = beside[f"{name}_mb_range"]
-                slope = beside.get(f"{name}_mb_per_hour")
+            if f"{name}_mb" in watch:
+                least, most = watch[f"{name}_mb_range"]
+                slope = watch.get(f"{name}_mb_per_hour")
                 lines.append(
-                    f"Memory of a {name}: {beside[f'{name}_mb']:,} MB at the end, {least:,}-{most:,} MB, "
+                    f"Memory of a {name}: {watch[f'{name}_mb']:,} MB at the end, {least:,}-{most:,} MB, "
                     + (f"slope {slope:+,} MB an hour." if slope is not None else "too short for a slope.")
                 )
-    return [*lines, *verdict["told"]]
+    return [*lines, *verdict["descriptions"]]
 
 
 def complete(report: Path, verdict: dict[str, Any]) -> None:
-    """Puts what was checked on top of locust's report, and leaves no reference to anything outside it."""
+    """Add the verdict to locust's report, and remove references to other files."""
     text = re.sub(r'<link rel="shortcut icon"[^>]*>', "", report.read_text())
     colour = "#1b5e20" if verdict["is_good"] else "#b71c1c"
-    shown = "".join(f"<div>{html.escape(line)}</div>" for line in sentences(verdict))
+    lines = "".join(f"<div>{html.escape(line)}</div>" for line in sentences(verdict))
     block = (
-        f'<div style="background:{colour};color:#fff;font:15px sans-serif;padding:12px 24px">{shown}</div>'
+        f'<div style="background:{colour};color:#fff;font:15px sans-serif;padding:12px 24px">{lines}</div>'
     )
     begin = text.rindex("<body>") + len("<body>")
     report.write_text(text[:begin] + block + text[begin:])
 
 
-def run(asked: argparse.Namespace, url: str, server: Server | None) -> int:
+def run(arguments: argparse.Namespace, url: str, server: Server | None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="load-"))
     file = folder / "verdict.json"
-    seconds = float("inf") if asked.web else asked.seconds
-    beside = Beside(server, asked.kill_every, seconds) if server else None
-    thread = threading.Thread(target=beside.run) if beside else None
+    seconds = float("inf") if arguments.web else arguments.seconds
+    watch = ServerWatch(server, arguments.kill_every, seconds) if server else None
+    thread = threading.Thread(target=watch.run) if watch else None
     try:
         if thread:
             thread.start()
         code = subprocess.run(
-            command(asked, url, file), cwd=ROOT, timeout=None if asked.web else asked.seconds + SPARE_S
+            command(arguments, url, file),
+            cwd=ROOT,
+            timeout=None if arguments.web else arguments.seconds + SPARE_S,
         ).returncode
         verdict = json.loads(file.read_text()) if file.exists() else None
     finally:
-        if beside and thread:
-            beside.end()
+        if watch and thread:
+            watch.end()
             thread.join()
         shutil.rmtree(folder, ignore_errors=True)
-    if asked.web:
+    if arguments.web:
         return 0
     if verdict is None:
-        print("the load ended before anything was checked", file=sys.stderr)
+        print("the load ended before the final check; see the output of locust above", file=sys.stderr)
         return code or 1
-    if beside:
-        verdict["beside"] = beside.result()
-    asked.out.with_suffix(".json").write_text(json.dumps(verdict, indent=1) + "\n")
-    complete(asked.out, verdict)
+    if watch:
+        verdict["beside"] = watch.result()
+    arguments.out.with_suffix(".json").write_text(json.dumps(verdict, indent=1) + "\n")
+    complete(arguments.out, verdict)
     for line in sentences(verdict):
         print(line)
-    print(f"report: {asked.out}")
+    print(f"report: {arguments.out}")
     return code
 
 
 def main(argv: list[str] | None = None) -> int:
-    asked = arguments(argv)
-    asked.out = asked.out.absolute()
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    if asked.host:
-        return run(asked, asked.host, None)
-    data_dir = Path(tempfile.mkdtemp(prefix="load-", dir=asked.out.parent))
-    settings = machine.AS_SERVED | ({"shards": asked.shards} if asked.shards else {})
+    parsed_arguments = arguments(argv)
+    parsed_arguments.out = parsed_arguments.out.absolute()
+    parsed_arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if parsed_arguments.host:
+        return run(parsed_arguments, parsed_arguments.host, None)
+    data_dir = Path(tempfile.mkdtemp(prefix="load-", dir=parsed_arguments.out.parent))
+    settings = machine.USER_SETTINGS | (
+        {"shards": parsed_arguments.shards} if parsed_arguments.shards else {}
+    )
     try:
         with running_server(data_dir, **settings) as server:
-            return run(asked, server.url, server)
+            return run(parsed_arguments, server.url, server)
     except KeyboardInterrupt:
         return 0
     finally:

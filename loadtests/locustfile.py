@@ -1,15 +1,15 @@
-"""Users that load a server and check it while they do.
+"""Locust users that load a server and check it.
 
-    make load                                                       # a server of its own, half a minute
+    make load                                                       # starts a server, half a minute
     locust -f loadtests/locustfile.py --host http://127.0.0.1:4000  # any server, with locust's web page
     locust -f loadtests/locustfile.py --headless -u 20 -t 60s --host … BulkProducer TailReader
 
-Producers number what they write and repeat a write, under its idempotency key, until it is answered. Readers
-check that every number comes once and in order, while it is loaded; when all have stopped, everything
-that is there is compared with everything that was acked. What is wrong is a failed request of type CHECK,
-and the run ends with exit code 3.
+Producers number their records and repeat a write, with its idempotency key, until it succeeds. During the
+load, readers check that every number arrives once and in order. After the load, all stored records are
+compared with all acked records. Each fault is a failed request of type CHECK, and the run ends with exit code
+3.
 
-A request that a killed shard left unanswered and that succeeded later is no failure; it counts as retried.
+A request that failed because a shard was killed and succeeded later is not a failure; it counts as retried.
 See `docs/howto/load-test.md`.
 """
 
@@ -32,19 +32,19 @@ from locust.exception import StopUser
 from locust.rpc import Message
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtests.audit import PATIENCE_S, PAUSE_S, Audit, Unanswered, once
+from loadtests.audit import PATIENCE_S, PAUSE_S, Audit, NoAnswer, once
 from streams import progress
 
 JSON = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 PAGE = 1000
 CLAIM = 16
 WAIT_MS = 1000
-#: How much more than all have seen a keeper lets be before it deletes.
+#: Records that all readers have seen and a keeper retains.
 KEEP_RECORDS = 10_000
 EXIT_FAULTS = 3
 
 _numbers = itertools.count(1)
-#: The one load of this process; a new one each time a test is started.
+#: The load of this process; a new one for each test run.
 _audit: Audit | None = None
 
 
@@ -61,48 +61,56 @@ def audit() -> Audit:
 def _options(parser: Any) -> None:
     add = parser.add_argument
     add("--boxes", type=int, default=4, help="boxes that producers write to")
-    add("--durability", default="disk", choices=["memory", "disk", "fsync"], help="of all boxes")
+    add("--durability", default="disk", choices=["memory", "disk", "fsync"], help="durability of all boxes")
     add(
         "--calibrate",
         type=float,
         default=0.0,
-        help="seconds at full speed, to learn what that is; then --share",
+        help="seconds at full speed to measure the rate; then --share of it",
     )
-    add("--share", type=float, default=0.7, help="of what each producer has reached while calibrating")
-    add("--faults", action="store_true", help="shards are killed meanwhile: leases may be void")
-    add("--trim", action="store_true", help="keepers delete what all readers of this process have seen")
-    add("--verdict", default="", help="file for what was checked and found, as JSON", include_in_web_ui=False)
-    add("--load-name", default="", help="begin of the names of all boxes; a new one each time by default")
+    add("--share", type=float, default=0.7, help="share of the calibrated rate of each producer")
+    add("--faults", action="store_true", help="shards are killed during the load, so leases may end early")
+    add(
+        "--trim",
+        action="store_true",
+        help="keepers delete records that all readers of this process have seen",
+    )
+    add("--verdict", default="", help="file for the verdict, as JSON", include_in_web_ui=False)
+    add("--load-name", default="", help="prefix of the names of all boxes (default: a new one)")
 
 
 @events.init.add_listener
 def _init(environment: Any, **_: Any) -> None:
-    """As many keepers as there are boxes and copies, or none; and an ear for what workers say last."""
-    asked = environment.parsed_options
-    Keeper.fixed_count = asked.boxes + (asked.boxes + 1) // 2
-    if not asked.trim:
+    """Set the number of keepers (one for each box and copy, or none), and listen for reports of workers."""
+    options = environment.parsed_options
+    Keeper.fixed_count = options.boxes + (options.boxes + 1) // 2
+    if not options.trim:
         environment.user_classes = [each for each in environment.user_classes if each is not Keeper]
     if isinstance(environment.runner, MasterRunner):
-        environment.runner.register_message("audit", _hear_last)
+        environment.runner.register_message("audit", _absorb_last_report)
 
 
 @events.test_start.add_listener
 def _start(environment: Any, **_: Any) -> None:
     global _audit
-    asked = environment.parsed_options
+    options = environment.parsed_options
     if not isinstance(environment.runner, WorkerRunner):
-        # Workers are sent the options with the order to begin, this name among them.
-        asked.load_name = f"load-{os.urandom(4).hex()}"
-        if asked.trim and isinstance(environment.runner, MasterRunner):
+        # Workers get the options, including this name, with the start message.
+        options.load_name = f"load-{os.urandom(4).hex()}"
+        if options.trim and isinstance(environment.runner, MasterRunner):
             raise SystemExit("--trim needs all readers in one process, and there are workers")
-    _audit = Audit(environment.host, asked.load_name, boxes=asked.boxes, queues=2, may_return=asked.faults)
+    _audit = Audit(
+        environment.host, options.load_name, boxes=options.boxes, queues=2, may_return=options.faults
+    )
     if not isinstance(environment.runner, WorkerRunner):
-        _audit.prepare(asked.durability)
+        _audit.prepare(options.durability)
 
 
 def _stop_workers(runner: MasterRunner) -> None:
-    """At the end of `--run-time` locust asks its workers to stop only after it has told us that the test is
-    over. What they saw last is needed for the check, so they are asked here and waited for."""
+    """Stop all workers and wait for them: the final check needs their last reports.
+
+    At the end of `--run-time`, locust would stop its workers only after this event.
+    """
     for client in runner.clients.all:
         runner.server.send_to_client(Message("stop", None, client.id))
     with gevent.Timeout(PATIENCE_S, False):
@@ -112,7 +120,7 @@ def _stop_workers(runner: MasterRunner) -> None:
 
 @events.quitting.add_listener
 def _quit(environment: Any, **_: Any) -> None:
-    """After Ctrl-C, too, the check comes before the exit code is decided."""
+    """Run the final check before the exit code is set, also after Ctrl-C."""
     if not isinstance(environment.runner, WorkerRunner):
         environment.runner.stop()
 
@@ -125,13 +133,13 @@ def _stop(environment: Any, **_: Any) -> None:
     if isinstance(environment.runner, MasterRunner):
         _stop_workers(environment.runner)
     try:
-        with progress.show_progress("checking", line=_tell_checking) as report:
+        with progress.show_progress("checking", line=_print_progress) as report:
             audit().finish(report)
         audit().clean_up()
-    except Unanswered as error:
-        audit().faults.add("lost", f"the server could not be asked at the end: {error}")
+    except NoAnswer as error:
+        audit().faults.add("lost", f"the final check could not read the server: {error}")
     verdict = audit().verdict()
-    for text in verdict["told"]:
+    for text in verdict["descriptions"]:
         print(text)
         _fire(environment, "CHECK", text.partition(":")[0], 0.0, error=AssertionError(text))
     print(
@@ -145,23 +153,23 @@ def _stop(environment: Any, **_: Any) -> None:
         environment.process_exit_code = EXIT_FAULTS
 
 
-def _tell_checking(percent: int) -> None:
-    print(f"checking what is there: {percent} %", file=sys.stderr, flush=True)
+def _print_progress(percent: int) -> None:
+    print(f"checking the stored records: {percent} %", file=sys.stderr, flush=True)
 
 
 @events.report_to_master.add_listener
-def _tell(client_id: str, data: dict[str, Any], **_: Any) -> None:
+def _send_report(client_id: str, data: dict[str, Any], **_: Any) -> None:
     if _audit is not None:
         data["audit"] = _audit.report()
 
 
 @events.worker_report.add_listener
-def _hear(client_id: str, data: dict[str, Any], **_: Any) -> None:
+def _absorb_report(client_id: str, data: dict[str, Any], **_: Any) -> None:
     if _audit is not None and "audit" in data:
         _audit.absorb(data["audit"])
 
 
-def _hear_last(environment: Any, msg: Any) -> None:
+def _absorb_last_report(environment: Any, msg: Any) -> None:
     audit().absorb(msg.data)
 
 
@@ -179,15 +187,15 @@ def _fire(
 
 
 # ---------------------------------------------------------------------------------------------------
-# What all users do
+# All users
 
 
 class Caller(FastHttpUser):
-    """Calls until it is answered well. Whatever is called here may be called twice."""
+    """Repeats calls until they succeed. All calls are idempotent."""
 
     abstract = True
     network_timeout = connection_timeout = PATIENCE_S
-    #: Whether the last call was made more than once.
+    #: True if the last call was sent more than once.
     was_repeated = False
 
     def call(self, path: str, body: bytes, name: str) -> dict[str, Any]:
@@ -199,12 +207,12 @@ class Caller(FastHttpUser):
             ) as answer:
                 if 200 <= answer.status_code < 300:
                     answer.success()
-                    found: dict[str, Any] = orjson.loads(answer.content)
-                    return found
+                    reply: dict[str, Any] = orjson.loads(answer.content)
+                    return reply
                 if answer.status_code not in (0, 429, 503) or time.monotonic() > deadline:
                     answer.failure(f"{answer.status_code}: {answer.text}")
                     raise StopUser
-                # Not a failure: it is tried again, and what it cost shows in the time of no request.
+                # Not a failure: the call is retried, and no request includes the time of the failed attempt.
                 answer.request_meta["name"] = f"{name}, tried again later"
                 answer.success()
             self.was_repeated = True
@@ -217,7 +225,7 @@ class Caller(FastHttpUser):
 
 
 class Producer(Caller):
-    """Writes batches to one box after the other, numbered in each."""
+    """Writes batches to its boxes in turn, and numbers the records of each box."""
 
     abstract = True
     batch: ClassVar[int]
@@ -234,12 +242,12 @@ class Producer(Caller):
         return audit().boxes
 
     def wait_time(self) -> float:
-        """As fast as it goes while calibrating, or for ever; then at a share of that, evenly."""
-        asked, now = self.environment.parsed_options, time.monotonic()
-        if not asked.calibrate or now - self.began < asked.calibrate:
+        """Return 0 while calibrating, or without calibration; then the interval for a share of that rate."""
+        options, now = self.environment.parsed_options, time.monotonic()
+        if not options.calibrate or now - self.began < options.calibrate:
             return 0.0
         if not self.interval_s:
-            self.interval_s = (now - self.began) / max(1, self.writes) / asked.share
+            self.interval_s = (now - self.began) / max(1, self.writes) / options.share
             self.due = now + random.random() * self.interval_s
         self.due = max(now, self.due + self.interval_s)
         return self.due - now
@@ -247,17 +255,17 @@ class Producer(Caller):
     @task
     def produce(self) -> None:
         box = next(self.targets)
-        sent = audit().ledger.of(box, self.producer)
-        first = sent.acked
-        sent.sent = first + self.batch
+        counts = audit().ledger.of(box, self.producer)
+        first = counts.acked_count
+        counts.sent_count = first + self.batch
         answer = self.call(f"/v0/boxes/{box}?return_seqs=false", self.body(first), f"append {self.batch}")
         if answer["count"] != self.batch:
             audit().faults.add("lost", f"{box}: {answer['count']} of {self.batch} records were taken")
-        sent.acked = sent.sent
+        counts.acked_count = counts.sent_count
         self.writes += 1
 
     def body(self, first: int) -> bytes:
-        """Records of about 110 bytes, under a key that is the same when they are sent again."""
+        """Return a request with records of about 110 bytes and a key that a retry repeats."""
         begin = f'{{"data":{{"p":"{self.producer}","n":'
         end = f',"at":{time.time() * 1000:.1f},"pad":"0123456789abcdef"}},"tag":"{self.producer}"}}'
         records = ",".join([f"{begin}{number}{end}" for number in range(first, first + self.batch)])
@@ -280,7 +288,7 @@ class BulkProducer(Producer):
 
 
 class JobProducer(Producer):
-    """Fills the queues, and no faster than they are emptied: what waits there is bounded."""
+    """Fills the queues, and waits while more than `WAITING_MAX` jobs are ready."""
 
     batch = 16
     weight = 1
@@ -307,7 +315,7 @@ class JobProducer(Producer):
 
 
 class DiffPoller(Caller):
-    """Follows one box from its start with diff, and waits when it has it all."""
+    """Follows one box from its start with diff, and long-polls at the end."""
 
     weight = 2
     is_behind = True
@@ -327,13 +335,13 @@ class DiffPoller(Caller):
         body = b'{"from_seq":%d,"limit":%d,"wait_ms":%d}' % (reader.seq, PAGE, wait_ms)
         answer = self.call(f"/v0/boxes/{reader.box}/diff", body, "diff, waits" if wait_ms else "diff")
         if answer["tombstone"]:
-            reader.told_of_a_gap(answer["tombstone"])
+            reader.add_gap(answer["tombstone"])
         reader.page(answer["records"])
         return answer
 
 
 class Keeper(DiffPoller):
-    """One a box, with `--trim`: goes through all of it, and deletes what everyone has seen."""
+    """Reads a whole box, and deletes records that all readers have seen. One for each box, with `--trim`."""
 
     def on_start(self) -> None:
         reader = audit().keep()
@@ -342,23 +350,23 @@ class Keeper(DiffPoller):
         self.reader = reader
 
     def on_stop(self) -> None:
-        """Its cursor stays: the last check goes on from there."""
+        """Keep the cursor: the final check continues from there."""
 
     @task
     def poll(self) -> None:
         super().poll()
         box = self.reader.box
-        seen = audit().seen_by_all(box)
-        if seen - audit().deleted.get(box, 0) > 2 * KEEP_RECORDS:
-            audit().deleted[box] = seen - KEEP_RECORDS
-            self.call(f"/v0/boxes/{box}/delete", b'{"before_seq":%d}' % audit().deleted[box], "delete")
+        seen_seq = audit().seen_by_all(box)
+        if seen_seq - audit().trim_seqs.get(box, 0) > 2 * KEEP_RECORDS:
+            audit().trim_seqs[box] = seen_seq - KEEP_RECORDS
+            self.call(f"/v0/boxes/{box}/delete", b'{"before_seq":%d}' % audit().trim_seqs[box], "delete")
 
 
 class TailReader(User):
     """Follows one box from its start over server-sent events.
 
-    Once it is live, its time is that from a record's making to its arrival here, so the clocks of all
-    machines must agree. For what it replays before, the time is that from one event to the next.
+    Once it is live, its latency runs from the creation of a record to its arrival, so the clocks of all
+    machines must agree. During replay, its latency is the time between two events.
     """
 
     weight = 3
@@ -371,7 +379,7 @@ class TailReader(User):
 
     @task
     def follow(self) -> None:
-        """One connection, until it breaks. What was checked is never asked for again."""
+        """Follow the box on one connection until it breaks, from the last checked record on."""
         parts = urlsplit(self.host or "")
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
         try:
@@ -384,7 +392,7 @@ class TailReader(User):
                 _fire(self.environment, "SSE", "watch", 0.0, error=OSError(f"answered {answer.status}"))
                 raise StopUser
         except (OSError, http.client.HTTPException):
-            pass  # a kill; the checks tell whether anything is missing
+            pass  # a kill; the checks detect missing records
         finally:
             connection.close()
         audit().retries += 1
@@ -392,7 +400,7 @@ class TailReader(User):
 
     def _events(self, answer: http.client.HTTPResponse) -> None:
         name = b""
-        self.is_live, self.arrived = False, time.monotonic()
+        self.is_live, self.last_event_s = False, time.monotonic()
         while line := answer.readline():
             if line.startswith(b"event: "):
                 name = line[7:-1]
@@ -403,17 +411,17 @@ class TailReader(User):
         if name == b"record":
             records = orjson.loads(text)["records"]
             self.reader.page(records)
-            before, self.arrived = self.arrived, time.monotonic()
+            before, self.last_event_s = self.last_event_s, time.monotonic()
             if self.is_live:
                 took_ms = max(0.0, time.time() * 1000 - records[-1]["data"]["at"])
                 _fire(self.environment, "SSE", "append to event", took_ms, size=len(text))
             else:
-                took_ms = 1000 * (self.arrived - before)
+                took_ms = 1000 * (self.last_event_s - before)
                 _fire(self.environment, "SSE", "event to event, replayed", took_ms, size=len(text))
         elif name == b"caught-up":
             self.is_live = True
         elif name == b"tombstone":
-            self.reader.told_of_a_gap(orjson.loads(text))
+            self.reader.add_gap(orjson.loads(text))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -421,7 +429,7 @@ class TailReader(User):
 
 
 class QueueWorker(Caller):
-    """Claims jobs of one queue, and acks them."""
+    """Claims jobs of one queue and acks them."""
 
     weight = 2
 
@@ -433,18 +441,18 @@ class QueueWorker(Caller):
     def work(self) -> None:
         path, jobs, node = f"/v0/boxes/{self.jobs.box}", self.jobs, self.node
         claim = {"node": node, "max": CLAIM, "wait_ms": WAIT_MS, "lease_ms": 120_000}
-        claimed = self.call(f"{path}/claim", orjson.dumps(claim), f"claim {CLAIM}")["claimed"]
-        if not claimed:
+        claimed_jobs = self.call(f"{path}/claim", orjson.dumps(claim), f"claim {CLAIM}")["claimed"]
+        if not claimed_jobs:
             return
-        names = {job["$seq"]: (job["data"]["p"], job["data"]["n"]) for job in claimed}
+        names = {job["$seq"]: (job["data"]["p"], job["data"]["n"]) for job in claimed_jobs}
         for producer, number in names.values():
-            jobs.claimed(node, producer, number)
-            jobs.acking(producer, number)
-        ack = {"node": node, "seqs": list(names), "lease_ids": [job["lease_id"] for job in claimed]}
+            jobs.on_claim(node, producer, number)
+            jobs.on_ack_sent(producer, number)
+        ack = {"node": node, "seqs": list(names), "lease_ids": [job["lease_id"] for job in claimed_jobs]}
         answer = self.call(f"{path}/ack", orjson.dumps(ack), f"ack {CLAIM}")
-        skipped = set(answer["skipped"])
+        skipped_seqs = set(answer["skipped"])
         for seq, (producer, number) in names.items():
-            if seq in skipped:
-                jobs.skipped(node, producer, number, was_repeated=self.was_repeated)
+            if seq in skipped_seqs:
+                jobs.on_skip(node, producer, number, was_repeated=self.was_repeated)
             else:
-                jobs.acked(producer, number)
+                jobs.on_ack(producer, number)

@@ -1,4 +1,4 @@
-"""What the figures were measured on, and who else was using it. Reads /proc; changes nothing."""
+"""Describes the machine of a measurement, and its load from other processes. Reads /proc only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import msgspec
 
 from loadtests.generator import machine_cpu_s
 
-#: Filesystems that live in RAM: figures for disk and fsync mean nothing there.
+#: Filesystems in RAM: figures for disk and fsync mean nothing there.
 RAM_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _LOOK_S = 0.5
 
-#: For `running_server`: what it would have otherwise than the servers of users, as they have it.
-AS_SERVED: dict[str, Any] = {"wal_file_bytes": ""}
+#: Settings for `running_server` that undo its test defaults, so that it runs as a server of users.
+USER_SETTINGS: dict[str, Any] = {"wal_file_bytes": ""}
 
 
 def facts(data_dir: Path) -> dict[str, Any]:
@@ -35,16 +35,16 @@ def facts(data_dir: Path) -> dict[str, Any]:
     }
 
 
-#: What decoding one record of the speed test takes in the best moments of the kind of machine that floors and
-#: aims were set on.
+#: Time to decode one record of the speed test, at best, on the kind of machine that floors and aims were set
+#: on.
 REFERENCE_NS = 155.0
 
 
 def speed(seconds: float = 0.1) -> float:
-    """How fast this machine is just now, as a share of the best seen on one of its kind.
+    """Return the current speed of this machine, as a share of the best of its kind.
 
-    A virtual machine's cores run at half their speed whenever its neighbours are busy, which no load average
-    shows. The test is a piece of what a shard does: decoding a write of 1000 records into raw values.
+    The cores of a virtual machine run at half speed while its neighbours are busy, which no load average
+    shows. The test decodes a write of 1000 records into raw values, as a shard does.
     """
     spent_ns = monotonic_ns()
     count = 0
@@ -64,24 +64,26 @@ _WRITE = msgspec.json.encode([{"data": {"id": i, "pad": "x" * 70}, "tag": f"user
 
 
 def warnings_of(machine: dict[str, Any]) -> list[str]:
-    found = []
+    warnings = []
     if machine["cores_used_by_others"] > 0.1 * machine["cores"]:
-        found.append(
+        warnings.append(
             f"the machine is busy: others use {machine['cores_used_by_others']} of {machine['cores']} cores "
             f"(load average {machine['load_average'][0]}); figures will be low"
         )
     if machine["speed"] < 0.8:
-        found.append(
+        warnings.append(
             f"the machine runs at {machine['speed']:.2f} of the best speed seen on one of its kind; "
-            "its neighbours are busy, or it is a slower one"
+            "its neighbours are busy, or its processor is slower"
         )
     if machine["filesystem"] in RAM_FILESYSTEMS:
-        found.append(f"{machine['data_dir']} is on {machine['filesystem']}: disk and fsync rows mean nothing")
-    return found
+        warnings.append(
+            f"{machine['data_dir']} is on {machine['filesystem']}: disk and fsync rows mean nothing"
+        )
+    return warnings
 
 
 def cores_in_use(seconds: float) -> float:
-    """Cores kept busy by anyone over the next `seconds`."""
+    """Return how many cores all processes use over the next `seconds`."""
     began, before = monotonic(), machine_cpu_s()
     sleep(seconds)
     return (machine_cpu_s() - before) / (monotonic() - began)
@@ -92,7 +94,7 @@ def memory_available_bytes() -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """RAM of a process, with what it shares divided among the sharers."""
+    """Return the proportional set size (Pss) of a process: shared pages are divided among their users."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -100,7 +102,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def process_cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -108,10 +110,10 @@ def process_cpu_s(pid: int) -> float:
 def filesystem_of(path: Path) -> str:
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, mounted, its_kind, *_ = line.split()
-        inside = mounted == "/" or str(path) == mounted or str(path).startswith(mounted + "/")
-        if inside and len(mounted) >= len(best):
-            best, kind = mounted, its_kind
+        _, mount_point, mount_kind, *_ = line.split()
+        inside = mount_point == "/" or str(path) == mount_point or str(path).startswith(mount_point + "/")
+        if inside and len(mount_point) >= len(best):
+            best, kind = mount_point, mount_kind
     return kind
 
 

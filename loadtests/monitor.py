@@ -1,9 +1,9 @@
-"""`make monitor`: a real Prometheus against a server under load; every expression of the board returns data.
+"""`make monitor`: checks that every expression of the Grafana board returns data from a real Prometheus.
 
     .venv/bin/python -m loadtests.monitor --seconds 30
 
 Prometheus comes from Debian's package (installed, or unpacked into `build/prometheus`). It scrapes the server
-every two seconds with our rules. A script of a few clients does a little of everything that the board shows:
+every two seconds with our rules. A script uses every feature that the board shows:
 appends, reads, watches, jobs, a router, a group, an S2 append, a cap that is reached, a backup's note.
 
 Exit code 1 when an expression is refused or returns nothing, unless `EMPTY` says why it may be empty.
@@ -39,10 +39,10 @@ BOARD: Final = ROOT / "deploy" / "grafana" / "boards" / "streams.json"
 SCRAPE_S: Final = 2
 START_S: Final = 60.0
 
-#: Panel, number and text of an expression, and how many series it has or why it has none.
-Answered = tuple[str, int, str, int | str]
+#: Panel, number and text of an expression, and its number of series or the error.
+ExpressionResult = tuple[str, int, str, int | str]
 
-#: Expressions that are empty while nothing is wrong, by panel and number.
+#: Expressions that are empty on a healthy server, by panel and number.
 EMPTY: Final = {
     ("Restarts", 0): "no process was restarted",
     ("Restarts", 1): "every process serves",
@@ -56,7 +56,7 @@ def main() -> int:
     try:
         program = promtool.program("prometheus")
     except promtool.debian.NotInstalled as error:
-        print(f"Prometheus cannot be had: {error}", file=sys.stderr)
+        print(f"Prometheus is not available: {error}", file=sys.stderr)
         return 2
     with (
         tempfile.TemporaryDirectory(prefix="streams-monitor-") as folder,
@@ -75,26 +75,26 @@ def main() -> int:
     return show(answers, rules)
 
 
-def look(url: str) -> tuple[list[Answered], list[dict[str, Any]]]:
+def look(url: str) -> tuple[list[ExpressionResult], list[dict[str, Any]]]:
     """Ask for every expression of the board and for the state of the rules."""
     answers = [(title, at, expr, ask(url, expr)) for title, at, expr in expressions()]
     return answers, fetch(f"{url}/api/v1/rules")["data"]["groups"][0]["rules"]
 
 
-def show(answers: list[Answered], rules: list[dict[str, Any]]) -> int:
-    """Print what was found. Return the exit code."""
-    broken = 0
-    for title, at, expr, found in answers:
+def show(answers: list[ExpressionResult], rules: list[dict[str, Any]]) -> int:
+    """Print the results and return the exit code."""
+    failures = 0
+    for title, at, expr, result in answers:
         excuse = EMPTY.get((title, at))
-        note = f"{found} series" if isinstance(found, int) else found
-        is_ok = isinstance(found, int) and (found > 0 or excuse is not None)
-        broken += not is_ok
-        why = f" ({excuse})" if not found and excuse else ""
+        note = f"{result} series" if isinstance(result, int) else result
+        is_ok = isinstance(result, int) and (result > 0 or excuse is not None)
+        failures += not is_ok
+        why = f" ({excuse})" if not result and excuse else ""
         print(f"{'ok' if is_ok else 'WRONG':<6} {title}: {note}{why}" + ("" if is_ok else f"\n       {expr}"))
     unhealthy = [rule["name"] for rule in rules if rule["health"] != "ok"]
-    fired = [rule["name"] for rule in rules if rule["state"] == "firing"]
-    print(f"{len(rules)} rules, not evaluated: {unhealthy or 'none'}; firing: {fired or 'none'}")
-    return 1 if broken or unhealthy else 0
+    firing_rules = [rule["name"] for rule in rules if rule["state"] == "firing"]
+    print(f"{len(rules)} rules, not evaluated: {unhealthy or 'none'}; firing: {firing_rules or 'none'}")
+    return 1 if failures or unhealthy else 0
 
 
 def expressions() -> Iterator[tuple[str, int, str]]:
@@ -153,12 +153,12 @@ def fetch(url: str) -> Any:
 
 
 def query(url: str, expr: str) -> list[Any]:
-    found: list[Any] = fetch(f"{url}/api/v1/query?{urlencode({'query': expr})}")["data"]["result"]
-    return found
+    series: list[Any] = fetch(f"{url}/api/v1/query?{urlencode({'query': expr})}")["data"]["result"]
+    return series
 
 
 def ask(url: str, expr: str) -> int | str:
-    """Return how many series an expression has now that are numbers, or what Prometheus says against it."""
+    """Return how many series of an expression are numbers now, or the error of Prometheus."""
     try:
         return sum(row["value"][1] != "NaN" for row in query(url, expr))
     except URLError as error:
@@ -166,21 +166,21 @@ def ask(url: str, expr: str) -> int | str:
 
 
 def load(server: Server, is_over: threading.Event) -> None:
-    """Do a little of everything until it is over."""
+    """Use every feature of the board until `is_over` is set."""
     write_note(server.data_dir, BackupNote("monitor", time.time_ns() // 1_000_000))
     batch = [{"n": at} for at in range(20)]
     with Client(server.url) as client:
-        orders, capped, jobs = client.box("orders"), client.box("capped"), client.queue("jobs")
+        orders, capped_box, jobs = client.box("orders"), client.box("capped"), client.queue("jobs")
         orders.append_batch(batch)
-        capped.create(cap_records=30)
+        capped_box.create(cap_records=30)
         jobs.create()
         client.put_router("copies", source="orders", dest="copied")
         orders.group("reader").commit(0)
         threading.Thread(target=watch, args=(server, is_over), daemon=True).start()
         while not is_over.wait(0.02):
             orders.append_batch(batch)
-            capped.append_batch(batch)
-            capped.page()  # what the cap took is reported
+            capped_box.append_batch(batch)
+            capped_box.page()  # reports the records that the cap evicted
             jobs.append_batch(batch[:4])
             jobs.ack("worker", jobs.claim("worker", max=2))
             orders.page(limit=100)

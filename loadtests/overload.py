@@ -1,14 +1,14 @@
-"""`make overload`: twice the load that the machine takes, and what becomes of the server.
+"""`make overload`: offers twice the peak load, and checks how the server behaves.
 
     peak ──► twice the peak ──► the same beside urgent appends ──► recovered? ──► peak ──► all again
 
-Eight boxes of low priority are written to in batches of 100. The peak is what `PEAK_CLIENTS` clients get that
-send as soon as they are answered. Then `CLIENTS` clients want twice that. A client has one request at a time
-and honours a 429; a server that delays therefore never has more than `CLIENTS` requests at once, and what is
-due meanwhile waits at the clients. The table says how much that was, and whether the load generator was the
-limit. In every second part one writer sends fifty urgent appends a second to a box of high priority, and
-a watcher of that box notes when each event comes. The parts take turns because a shared machine is faster in
-one minute than in the next. Every line has its bound; the exit code is 1 when one is missed.
+Clients append batches of 100 to eight boxes of low priority. The peak is the throughput of `PEAK_CLIENTS`
+clients that send as soon as they have a response. Then `CLIENTS` clients offer twice that. A client has one
+request in flight and honours a 429, so the server never has more than `CLIENTS` requests at once; other due
+requests wait at the clients. The table shows how many, and whether the load generator was the limit. In every
+second part a writer sends fifty urgent appends a second to a box of high priority, and a watcher of that box
+records when each event arrives. Parts alternate, because the speed of a shared machine changes. Every line
+has a bound; the exit code is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from streams.testing import Server, running_server
 BATCH, LOW_BOXES = 100, 8
 PEAK_CLIENTS, CLIENTS = 64, 1000
 CACHE_BYTES = 32 << 20
-#: Per shard twice the cache (unsealed and sealed), what a group is made of, and the allocator's share of all
-#: that; and as much again for the bodies that the gateway holds.
+#: For each shard twice the cache (unsealed and sealed), the buffers of a group commit, and the allocator's
+#: overhead; and as much again for the bodies that the gateway buffers.
 GROWTH_BYTES_MAX = 512 << 20
 RECOVERED_S_MAX = 2.0
-#: What the clients get at twice the load, of the peak; and beside urgent appends, of what they get without.
+#: Least throughput at twice the load, as a share of the peak; and beside urgent appends, as a share of that.
 GOODPUT_MIN, BESIDE_URGENT_MIN = 0.85, 0.85
-#: The server and the load generator keep every core busy, and an urgent append changes processes four times.
-#: A busy process keeps its core for a tick of the kernel's clock (4 ms with the usual 250 Hz), so each change
-#: takes up to two ticks. 15 ms can be had for a fifth of what all others get, with 8 appends in flight.
+#: The server and the load generator keep every core busy, and an urgent append switches processes four times.
+#: A busy process keeps its core for a kernel tick (4 ms at 250 Hz), so each switch takes up to two ticks. 15
+#: ms is possible with 8 appends in flight, and costs all others a fifth of their throughput.
 URGENT_P99_MS_MAX = 32.0
 PARTS = 2
-#: The part of the time in which the load generator may be behind with its sending.
+#: Largest share of the time in which the load generator may be behind.
 BEHIND_MAX = 0.05
 EVERY_S = 0.02
 
 
 class Probe:
-    """One writer of urgent appends and one watcher: how long until an append is answered, and is seen."""
+    """One writer of urgent appends and one watcher: measures the time to the response and to the event."""
 
     def __init__(self, server: Server, box: str) -> None:
         self._port, self._box = server.port, box
@@ -115,7 +115,7 @@ class Probe:
         return self._between(self._arrived_s, began_s, ended_s)
 
     def _between(self, until_s: dict[int, float], began_s: float, ended_s: float) -> list[float]:
-        """Of appends sent in that time, in ms, least first; one that never came counts as a minute."""
+        """Return sorted latencies in ms of appends sent in this time; a missing one counts as a minute."""
         return sorted(
             1000 * (until_s.get(number, sent_s + 60) - sent_s)
             for number, sent_s in list(self._sent_s.items())
@@ -136,16 +136,16 @@ def flood(server: Server, *, rate: float, seconds: float, clients: int) -> subpr
 
 
 @contextmanager
-def counted_cpu(server: Server) -> Iterator[dict[str, float]]:
-    """How much of a core each process used, by its name."""
+def measure_cpu(server: Server) -> Iterator[dict[str, float]]:
+    """Measure the share of a core that each process uses."""
     pids = {f"shard {number}": pid for number, pid in server.shard_pids().items()}
     pids |= {f"gateway {number}": pid for number, pid in server.gateway_pids().items()}
     before = {name: machine.process_cpu_s(pid) for name, pid in pids.items()}
     began_s = monotonic()
-    found: dict[str, float] = {}
-    yield found
+    cores: dict[str, float] = {}
+    yield cores
     took_s = monotonic() - began_s
-    found.update({name: (machine.process_cpu_s(pid) - before[name]) / took_s for name, pid in pids.items()})
+    cores.update({name: (machine.process_cpu_s(pid) - before[name]) / took_s for name, pid in pids.items()})
 
 
 def metric(server: Server, name: str) -> float:
@@ -156,27 +156,27 @@ def metric(server: Server, name: str) -> float:
 
 
 @contextmanager
-def watched_memory(server: Server) -> Iterator[list[int]]:
-    """Resident bytes of all processes, now and again until the end."""
+def sample_memory(server: Server) -> Iterator[list[int]]:
+    """Sample the resident bytes of all processes until the end."""
     pids = [*server.shard_pids().values(), *server.gateway_pids().values()]
-    found = [sum(map(machine.resident_bytes, pids))]
+    samples = [sum(map(machine.resident_bytes, pids))]
     is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(0.5):
-            found.append(sum(map(machine.resident_bytes, pids)))
+            samples.append(sum(map(machine.resident_bytes, pids)))
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         is_over.set()
         thread.join()
 
 
-def recovered_s(server: Server) -> float:
-    """Until an ordinary append is taken at once and nobody feels pressure."""
+def measure_recovery_s(server: Server) -> float:
+    """Return the seconds until the server reports no pressure and accepts an append without delay."""
     began_s = monotonic()
     while monotonic() - began_s < 60:
         status = call(server, "GET", "/v0/status")
@@ -187,7 +187,7 @@ def recovered_s(server: Server) -> float:
             except CaseFailed as error:
                 if " was answered 429" not in str(error):
                     raise
-                sleep(0.02)  # refused: not yet
+                sleep(0.02)  # still refused
                 continue
             if "throttle_wait_ms" not in answer["performance"] and monotonic() - sent_s < 0.25:
                 return monotonic() - began_s
@@ -196,32 +196,32 @@ def recovered_s(server: Server) -> float:
 
 
 class Times(NamedTuple):
-    """Milliseconds of urgent appends, least first."""
+    """Sorted latencies of urgent appends in milliseconds."""
 
-    answered: list[float]
-    arrived: list[float]
+    answered_ms: list[float]
+    arrived_ms: list[float]
 
     def add(self, probe: Probe, began_s: float, ended_s: float) -> None:
-        self.answered.extend(probe.answered_ms(began_s, ended_s))
-        self.arrived.extend(probe.arrived_ms(began_s, ended_s))
+        self.answered_ms.extend(probe.answered_ms(began_s, ended_s))
+        self.arrived_ms.extend(probe.arrived_ms(began_s, ended_s))
         for times in self:
             times.sort()
 
 
 class Run(NamedTuple):
-    """All that was measured."""
+    """All measurements of one run."""
 
     #: Appends a second.
     peak: float
     alone: dict[str, Any]
     beside: dict[str, Any]
-    #: By process: how much of a core it used meanwhile.
+    #: Process -> share of a core that it used.
     cpu: dict[str, float]
     idle: Times
     busy: Times
     grown_bytes: int
-    paced: float
-    lost: int
+    paced_count: float
+    lost_count: int
     recovered_s: float
 
 
@@ -229,8 +229,8 @@ def rate_of(result: dict[str, Any]) -> float:
     return float(result["taken"] / result["seconds"])
 
 
-def added(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results of several floods as one: counts added up, and of times the worst."""
+def add_results(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the results of several floods: sums of counts, and the worst times."""
     whole = {name: sum(part[name] for part in parts) for name in parts[0] if name != "first_failure"}
     whole |= {name: max(part[name] for part in parts) for name in ("p50_ms", "p99_ms", "behind")}
     whole["first_failure"] = next(filter(None, (part["first_failure"] for part in parts)), "")
@@ -251,9 +251,9 @@ def run(server: Server, seconds: float, clients: int) -> Run:
     rate = 2 * rate_of(peaks[0])
     alone, beside = [], []
     idle, busy = Times([], []), Times([], [])
-    with watched_memory(server) as memory:
+    with sample_memory(server) as memory:
         for _ in range(PARTS):
-            with counted_cpu(server) as cpu:
+            with measure_cpu(server) as cpu:
                 alone.append(result_of(flood(server, rate=rate, seconds=part_s, clients=clients)))
             sleep(0.5)
             high = Probe(server, "high")
@@ -262,44 +262,44 @@ def run(server: Server, seconds: float, clients: int) -> Run:
                 before_s = monotonic()
                 sleep(idle_s)
                 process = flood(server, rate=rate, seconds=part_s, clients=clients)
-                sleep(1)  # it is under way
+                sleep(1)  # until it has started
                 busy_from_s = monotonic()
                 beside.append(result_of(process))
-                after_s = recovered_s(server)
+                after_s = measure_recovery_s(server)
             finally:
                 high.stop()
             if high.failure:
                 raise SystemExit(f"the high-priority writer was refused: {high.failure}")
             idle.add(high, before_s, before_s + idle_s)
             busy.add(high, busy_from_s, busy_from_s + part_s - 2)
-            peaks.append(peak())  # the machine may have become slower or faster meanwhile
-    stored = [call(server, "GET", f"/v0/boxes/low-{n}/tail")["head_seq"] for n in range(LOW_BOXES)]
-    acked = sum(each["taken_in_all"] for each in (*peaks, *alone, *beside))
+            peaks.append(peak())  # the speed of the machine may have changed
+    stored_seqs = [call(server, "GET", f"/v0/boxes/low-{n}/tail")["head_seq"] for n in range(LOW_BOXES)]
+    acked_batches = sum(each["taken_in_all"] for each in (*peaks, *alone, *beside))
     return Run(
         peak=sum(map(rate_of, peaks)) / len(peaks),
-        alone=added(alone),
-        beside=added(beside),
+        alone=add_results(alone),
+        beside=add_results(beside),
         cpu=cpu,
         idle=idle,
         busy=busy,
         grown_bytes=max(memory) - memory[0],
-        paced=metric(server, "streams_paced_total"),
-        lost=acked * BATCH - sum(stored),
+        paced_count=metric(server, "streams_paced_total"),
+        lost_count=acked_batches * BATCH - sum(stored_seqs),
         recovered_s=after_s,
     )
 
 
-def rows_of(found: Run) -> list[tuple[str, str, str, bool]]:
-    """What is promised, what was found, the bound, and whether it holds."""
-    floods = (found.alone, found.beside)
-    goodput = rate_of(found.alone) / found.peak
-    beside = rate_of(found.beside) / rate_of(found.alone)
-    urgent_ms = share(found.busy.answered, 0.99)
+def rows_of(run: Run) -> list[tuple[str, str, str, bool]]:
+    """Return for each promise: its name, the figure, the bound, and whether it holds."""
+    floods = (run.alone, run.beside)
+    goodput = rate_of(run.alone) / run.peak
+    beside = rate_of(run.beside) / rate_of(run.alone)
+    urgent_ms = share(run.busy.answered_ms, 0.99)
     behind = max(each["behind"] for each in floods)
     badly = sum(each["refused_badly"] for each in floods)
-    failed = sum(each["failed"] + each["unanswered"] for each in floods)
-    grown, grown_max = found.grown_bytes, GROWTH_BYTES_MAX
-    after_s, after_s_max = found.recovered_s, RECOVERED_S_MAX
+    failures = sum(each["failed"] + each["unanswered"] for each in floods)
+    growth, growth_max = run.grown_bytes, GROWTH_BYTES_MAX
+    after_s, after_s_max = run.recovered_s, RECOVERED_S_MAX
     return [
         ("goodput at twice the peak", f"{goodput:.0%}", f"{GOODPUT_MIN:.0%}", goodput >= GOODPUT_MIN),
         (
@@ -315,46 +315,48 @@ def rows_of(found: Run) -> list[tuple[str, str, str, bool]]:
             urgent_ms <= URGENT_P99_MS_MAX,
         ),
         ("load generator behind", f"{behind:.1%}", f"{BEHIND_MAX:.0%}", behind <= BEHIND_MAX),
-        ("memory grows by", f"{grown >> 20} MiB", f"{grown_max >> 20} MiB", grown <= grown_max),
-        ("appends and deliveries that waited", f"{found.paced:,.0f}", "over 0", found.paced > 0),
-        ("refused without a time to come back", f"{badly:,}", "0", badly == 0),
-        ("other failures, or no answer", f"{failed:,}", "0", failed == 0),
-        ("acked records that are not there", f"{found.lost:,}", "0", found.lost == 0),
+        ("memory grows by", f"{growth >> 20} MiB", f"{growth_max >> 20} MiB", growth <= growth_max),
+        ("appends and deliveries that waited", f"{run.paced_count:,.0f}", "over 0", run.paced_count > 0),
+        ("refused without a retry time", f"{badly:,}", "0", badly == 0),
+        ("other failures, or no answer", f"{failures:,}", "0", failures == 0),
+        ("acked records that are missing", f"{run.lost_count:,}", "0", run.lost_count == 0),
         ("back to normal after", f"{after_s:.2f} s", f"{after_s_max:g} s", after_s <= after_s_max),
     ]
 
 
-def line_of(name: str, found: dict[str, Any]) -> str:
+def line_of(name: str, result: dict[str, Any]) -> str:
     return (
-        f"{name}: offered {found['offered']:,}, sent {found['sent']:,}, took {found['taken']:,} "
-        f"({rate_of(found):,.0f}/s, p50 {found['p50_ms']:.0f}, p99 {found['p99_ms']:.0f} ms), refused "
-        f"{found['refused']:,}, waited at the clients {found['offered'] - found['begun']:,}; generator "
-        f"{found['cpu_s'] / found['seconds']:.0%} of a core {found['first_failure']}"
+        f"{name}: offered {result['offered']:,}, sent {result['sent']:,}, took {result['taken']:,} "
+        f"({rate_of(result):,.0f}/s, p50 {result['p50_ms']:.0f}, p99 {result['p99_ms']:.0f} ms), refused "
+        f"{result['refused']:,}, waited at the clients {result['offered'] - result['begun']:,}; generator "
+        f"{result['cpu_s'] / result['seconds']:.0%} of a core {result['first_failure']}"
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="loadtests.overload", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long it is overloaded (default 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the overload (default 60)")
     parser.add_argument("--clients", type=int, default=CLIENTS, help=f"default {CLIENTS:,}")
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the server"
     )
-    asked = parser.parse_args()
-    settings = dict(setting_of(text) for text in asked.set)
-    with running_server(**machine.AS_SERVED | {"shards": 2, "cache_bytes": CACHE_BYTES} | settings) as server:
-        found = run(server, asked.seconds, asked.clients)
-    print(f"peak {found.peak:,.0f} appends/s of {BATCH} records, by {PEAK_CLIENTS} clients")
-    print(line_of(f"{asked.clients:,} clients", found.alone))
-    print("  of a core: " + ", ".join(f"{name} {part:.0%}" for name, part in sorted(found.cpu.items())))
-    print(line_of("  beside urgent appends", found.beside))
-    for name, times in (("idle", found.idle), ("under load", found.busy)):
+    arguments = parser.parse_args()
+    settings = dict(setting_of(text) for text in arguments.set)
+    with running_server(
+        **machine.USER_SETTINGS | {"shards": 2, "cache_bytes": CACHE_BYTES} | settings
+    ) as server:
+        result = run(server, arguments.seconds, arguments.clients)
+    print(f"peak {result.peak:,.0f} appends/s of {BATCH} records, by {PEAK_CLIENTS} clients")
+    print(line_of(f"{arguments.clients:,} clients", result.alone))
+    print("  of a core: " + ", ".join(f"{name} {part:.0%}" for name, part in sorted(result.cpu.items())))
+    print(line_of("  beside urgent appends", result.beside))
+    for name, times in (("idle", result.idle), ("under load", result.busy)):
         print(
-            f"urgent appends, {name}: answered p50 {share(times.answered, 0.5):.1f}, "
-            f"p99 {share(times.answered, 0.99):.1f} ms; seen by the watcher p50 "
-            f"{share(times.arrived, 0.5):.1f}, p99 {share(times.arrived, 0.99):.1f} ms"
+            f"urgent appends, {name}: answered p50 {share(times.answered_ms, 0.5):.1f}, "
+            f"p99 {share(times.answered_ms, 0.99):.1f} ms; seen by the watcher p50 "
+            f"{share(times.arrived_ms, 0.5):.1f}, p99 {share(times.arrived_ms, 0.99):.1f} ms"
         )
-    rows = rows_of(found)
+    rows = rows_of(result)
     width = max(len(name) for name, *_ in rows)
     for name, figure, bound, holds in rows:
         print(f"{name:<{width}}  {figure:>12}  bound {bound:<8}  {'holds' if holds else 'MISSED'}")

@@ -1,4 +1,4 @@
-"""Processes as /proc lists them: who started whom, and which belong to one session."""
+"""The process table of /proc: parents and sessions of processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """All processes that run right now, by pid. Zombies are left out."""
-    found: dict[int, Process] = {}
+    """Return all running processes by pid, without zombies."""
+    table: dict[int, Process] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -25,20 +25,20 @@ def processes() -> dict[int, Process]:
             head, _, tail = (entry / "stat").read_text().rpartition(")")
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         state, parent, _, session = tail.split()[:4]
         if state != "Z":
             pid = int(entry.name)
-            found[pid] = Process(pid, int(parent), int(session), head.partition("(")[2], command)
-    return found
+            table[pid] = Process(pid, int(parent), int(session), head.partition("(")[2], command)
+    return table
 
 
 def descendants(table: dict[int, Process], pid: int) -> list[Process]:
-    """Children of a process, their children and so on, by pid."""
-    found: list[Process] = []
+    """Return all descendants of a process, sorted by pid."""
+    result: list[Process] = []
     parents = {pid}
     while parents:
         children = [each for each in table.values() if each.parent in parents]
-        found += children
+        result += children
         parents = {each.pid for each in children}
-    return sorted(found, key=lambda each: each.pid)
+    return sorted(result, key=lambda each: each.pid)

@@ -1,12 +1,11 @@
-"""Rows of one Python process that produces, through our client and through those of Redis and NATS, in the
-same run.
+"""Rows of one Python producer process, with our client and with those of Redis and NATS, in one run.
 
     python -m loadtests.producers http '{"url": …, "box": …, "seconds": 4}'
 
-Each row is a process of its own that makes an event after another, hands it to the client and waits for the
-last ack. All clients send about as much at once, and all servers keep it in a file that is synced now and
-then: our `disk`, Redis with `appendfsync everysec`, JetStream with its file store. The peers are measured
-when their server and their Python client are installed; otherwise the row says what is missing.
+Each row is a separate process that creates events, passes them to the client and waits for the last ack. All
+clients use similar batches, and all servers write to a file that is synced from time to time: our `disk`,
+Redis with `appendfsync everysec`, JetStream with its file store. A peer is measured if its server and its
+Python client are installed; otherwise the row names the missing one.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row, call
+from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measurement, Row, call
 
 BATCH: Final = 1000
 START_S: Final = 20.0
 
 
 def event(number: int) -> dict[str, Any]:
-    """About 110 bytes as JSON, as in the other rows."""
+    """Return an event of about 110 bytes as JSON, as in the other rows."""
     return {
         "user": number % 1000,
         "action": "click",
@@ -41,11 +40,11 @@ def event(number: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------
-# In the process that produces
+# In the producer process
 
 
-def _timed(seconds: float, produce: Callable[[int], None], finish: Callable[[], None]) -> float:
-    """Events a second, from the first to the last ack."""
+def _measure_rate(seconds: float, produce: Callable[[int], None], finish: Callable[[], None]) -> float:
+    """Return events a second, from the first event to the last ack."""
     began = time.perf_counter()
     count = 0
     while time.perf_counter() < began + seconds:
@@ -59,22 +58,22 @@ def through_http(plan: dict[str, Any]) -> float:
     import streams
 
     with streams.Client(plan["url"]) as client, client.box(plan["box"]).producer() as producer:
-        return _submitted(plan, producer)
+        return _submit_rate(plan, producer)
 
 
 def through_shard(plan: dict[str, Any]) -> float:
     import streams
 
     with streams.ShardWriter(plan["url"]) as writer, writer.producer(plan["box"]) as producer:
-        return _submitted(plan, producer)
+        return _submit_rate(plan, producer)
 
 
-def _submitted(plan: dict[str, Any], producer: Any) -> float:
+def _submit_rate(plan: dict[str, Any], producer: Any) -> float:
     def produce(start: int) -> None:
         for number in range(start, start + BATCH):
             producer.submit(event(number), tag="click")
 
-    return _timed(plan["seconds"], produce, producer.flush)
+    return _measure_rate(plan["seconds"], produce, producer.flush)
 
 
 def through_redis(plan: dict[str, Any]) -> float:
@@ -89,7 +88,7 @@ def through_redis(plan: dict[str, Any]) -> float:
             pipeline.xadd("box", {"tag": "click", "data": msgspec.json.encode(event(number))})
         pipeline.execute()
 
-    return _timed(plan["seconds"], produce, lambda: None)
+    return _measure_rate(plan["seconds"], produce, lambda: None)
 
 
 def through_nats(plan: dict[str, Any]) -> float:
@@ -118,7 +117,7 @@ def through_nats(plan: dict[str, Any]) -> float:
     return asyncio.run(run())
 
 
-WAYS: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
+CLIENTS: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
     "http": through_http,
     "direct": through_shard,
     "redis": through_redis,
@@ -130,39 +129,39 @@ WAYS: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
 # In the benchmark
 
 
-def _measured(case: Case, way: str, plan: dict[str, Any]) -> Measured:
+def _run_producer(case: Case, way: str, plan: dict[str, Any]) -> Measurement:
     command = [sys.executable, "-m", "loadtests.producers", way, json.dumps(plan)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=plan["seconds"] + 120)
     if ran.returncode != 0:
         raise CaseFailed(f"the producer ended with {ran.returncode}: {ran.stderr}")
-    return Measured({case.rows[0].key: round(float(ran.stdout), 1)})
+    return Measurement({case.rows[0].key: round(float(ran.stdout), 1)})
 
 
-def ours(bench: Bench, case: Case) -> Measured:
+def ours(bench: Bench, case: Case) -> Measurement:
     server = bench.server()
     call(server, "PUT", "/v0/boxes/bench-producer", {"durability": "disk"})
     try:
         plan = {"url": server.url, "box": "bench-producer", "seconds": bench.sizes.seconds}
-        return _measured(case, case.plan["way"], plan)
+        return _run_producer(case, case.plan["way"], plan)
     finally:
         call(server, "DELETE", "/v0/boxes/bench-producer")
 
 
-def peer(bench: Bench, case: Case) -> Measured:
+def peer(bench: Bench, case: Case) -> Measurement:
     program, module = case.plan["program"], case.plan["way"]
-    for found, what in (
+    for is_installed, name in (
         (shutil.which(program), program),
         (importlib.util.find_spec(module), f"Python's {module}"),
     ):
-        if not found:
-            raise CaseSkipped(f"{what} is not installed")
+        if not is_installed:
+            raise CaseSkipped(f"{name} is not installed")
     with _running(bench, case) as port:
-        return _measured(case, module, {"port": port, "seconds": bench.sizes.seconds})
+        return _run_producer(case, module, {"port": port, "seconds": bench.sizes.seconds})
 
 
 @contextmanager
 def _running(bench: Bench, case: Case) -> Iterator[int]:
-    """The peer's server on a free port, with its data where ours is."""
+    """Run the peer's server on a free port, with its data beside ours."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = int(sock.getsockname()[1])
     folder = tempfile.mkdtemp(dir=bench.folder)
@@ -215,4 +214,4 @@ PRODUCER_CASES: Final[tuple[Case, ...]] = (
 
 
 if __name__ == "__main__":
-    print(WAYS[sys.argv[1]](json.loads(sys.argv[2])))
+    print(CLIENTS[sys.argv[1]](json.loads(sys.argv[2])))

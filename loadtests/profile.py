@@ -1,11 +1,10 @@
-"""`make profile WORKLOAD=append-100`: flame graphs of the gateway and of each shard under a load.
+"""`make profile WORKLOAD=append-100`: records flame graphs of the gateways and shards under a load.
 
     .venv/bin/python -m loadtests.profile append-100 --seconds 10
 
-One SVG a process in build/profile/, and the functions that take the most time, as text. Time is that of all
-threads that run (py-spy; waiting is not counted), so a process that is at its limit shows what it spends its
-core on, and one that is not shows how much of the time it worked at all. `--wall` counts waiting, too;
-`--gil` only the thread that holds the interpreter: a better picture on a machine that others use.
+It writes one SVG for each process to build/profile/, and prints the functions that take the most time. py-spy
+counts the time of running threads without waits. `--wall` includes waits. `--gil` counts only the thread that
+holds the interpreter lock, which is more accurate on a busy machine.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from loadtests.rows import ROOT, Bench, CaseFailed, Sizes
 
 RATE_HZ: Final = 250
 SECONDS: Final = 8.0
-#: The load begins before the recording and outlasts it.
+#: The load starts this long before the recording, and outlasts it.
 LEAD_S: Final = 1.0
-SHOWN: Final = 12
+FUNCTIONS_SHOWN: Final = 12
 
-#: Any row of the benchmark that loads one server of its own, by a short name.
+#: Short name -> row of the benchmark that loads one server.
 WORKLOADS: Final = {
     "append-1000": "append-1000-disk",
     "append-100": "append-100-disk",
@@ -52,15 +51,21 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("workload", choices=WORKLOADS)
-    add("--seconds", type=float, default=SECONDS, metavar="N", help="how long is recorded")
-    add("--wall", dest="mode", action="store_const", const="wall", default="busy", help="count waiting, too")
-    add("--gil", dest="mode", action="store_const", const="gil", help="count only who holds the interpreter")
-    add("--out", type=Path, default=ROOT / "build" / "profile", metavar="DIR", help="where the graphs go")
+    add("--seconds", type=float, default=SECONDS, metavar="N", help="duration of the recording")
+    add("--wall", dest="mode", action="store_const", const="wall", default="busy", help="include waits")
+    add(
+        "--gil",
+        dest="mode",
+        action="store_const",
+        const="gil",
+        help="count only the thread that holds the interpreter lock",
+    )
+    add("--out", type=Path, default=ROOT / "build" / "profile", metavar="DIR", help="folder for the graphs")
     return parser.parse_args(argv)
 
 
 def record(pid: int, seconds: float, *, mode: str) -> str:
-    """Folded stacks of one process: a line a stack, outermost first, and how often it was seen."""
+    """Return the folded stacks of one process: one line for each stack, outermost first, with its count."""
     tool = Path(sys.executable).with_name("py-spy")
     with tempfile.NamedTemporaryFile(prefix="profile-", suffix=".txt") as file:
         words = [str(tool), "record", "--pid", str(pid), "--format", "raw", "--output", file.name]
@@ -68,11 +73,11 @@ def record(pid: int, seconds: float, *, mode: str) -> str:
         words += {"busy": [], "wall": ["--idle"], "gil": ["--gil"]}[mode]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=seconds + 60)
         if ran.returncode != 0:
-            raise CaseFailed(f"py-spy could not look at process {pid}: {ran.stderr.strip()[-300:]}")
+            raise CaseFailed(f"py-spy could not record process {pid}: {ran.stderr.strip()[-300:]}")
         return Path(file.name).read_text()
 
 
-def folded(text: str) -> dict[tuple[str, ...], int]:
+def fold_stacks(text: str) -> dict[tuple[str, ...], int]:
     stacks: Counter[tuple[str, ...]] = Counter()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -81,8 +86,10 @@ def folded(text: str) -> dict[tuple[str, ...], int]:
     return dict(stacks)
 
 
-def busiest(stacks: dict[tuple[str, ...], int], shown: int = SHOWN) -> list[tuple[str, int, int]]:
-    """Functions by the time they worked themselves: name, own samples, samples with what they called."""
+def busiest(
+    stacks: dict[tuple[str, ...], int], count_max: int = FUNCTIONS_SHOWN
+) -> list[tuple[str, int, int]]:
+    """Return the functions with the most own samples: (name, own samples, samples with callees)."""
     own: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     for stack, count in stacks.items():
@@ -90,37 +97,37 @@ def busiest(stacks: dict[tuple[str, ...], int], shown: int = SHOWN) -> list[tupl
         own[names[-1]] += count
         for name in set(names):
             whole[name] += count
-    return [(name, count, whole[name]) for name, count in own.most_common(shown)]
+    return [(name, count, whole[name]) for name, count in own.most_common(count_max)]
 
 
 def _name(frame: str) -> str:
-    """Without its line: `handle (shard/core/machine.py:120)` is one function wherever it was."""
+    """Return a frame without its line number: `handle (shard/core/machine.py:120)` is one function."""
     return frame.rpartition(":")[0] + ")" if frame.endswith(")") and ":" in frame else frame
 
 
 def summary(who: str, stacks: dict[tuple[str, ...], int], seconds: float) -> list[str]:
     total = sum(stacks.values())
-    lines = [f"{who}: at work in {total / RATE_HZ / seconds:.0%} of the time of one core"]
+    lines = [f"{who}: busy {total / RATE_HZ / seconds:.0%} of one core"]
     for name, own, whole in busiest(stacks):
         lines.append(f"  {own / max(1, total):6.1%} own {whole / max(1, total):6.1%} with calls  {name}")
     return lines
 
 
 # ---------------------------------------------------------------------------------------------------
-# The graph: one rectangle a function, as wide as the time it took, on top of who called it.
+# The graph: one rectangle for each function, as wide as its time, above its caller.
 
 _WIDTH, _ROW = 1200, 17
 
 
 def flame(title: str, stacks: dict[tuple[str, ...], int]) -> str:
-    """An SVG that needs nothing else. A rectangle shows its name, share and samples when pointed at."""
+    """Return a self-contained SVG. Each rectangle has a tooltip with name, share and samples."""
     from html import escape
 
     total = max(1, sum(stacks.values()))
     shapes: list[str] = []
     depth = 0
 
-    def draw(children: dict[tuple[str, ...], int], level: int, left: float) -> None:
+    def draw(children: dict[tuple[str, ...], int], level: int, x: float) -> None:
         nonlocal depth
         depth = max(depth, level)
         groups: dict[str, dict[tuple[str, ...], int]] = {}
@@ -137,12 +144,12 @@ def flame(title: str, stacks: dict[tuple[str, ...], int]) -> str:
                 label = escape(name[: int(width / 6.2)]) if width > 30 else ""
                 shapes.append(
                     f"<g><title>{escape(name)}: {count / total:.1%}, {count} samples</title>"
-                    f'<rect x="{left:.1f}" y="{{{level}}}" width="{width:.1f}" height="{_ROW - 1}" '
+                    f'<rect x="{x:.1f}" y="{{{level}}}" width="{width:.1f}" height="{_ROW - 1}" '
                     f'fill="hsl({hue},85%,66%)" rx="1"/>'
-                    f'<text x="{left + 2:.1f}" y="{{{level}t}}">{label}</text></g>'
+                    f'<text x="{x + 2:.1f}" y="{{{level}t}}">{label}</text></g>'
                 )
-                draw(inside, level + 1, left)
-            left += width
+                draw(inside, level + 1, x)
+            x += width
 
     draw(stacks, 0, 0.0)
     height = (depth + 3) * _ROW
@@ -160,37 +167,37 @@ def flame(title: str, stacks: dict[tuple[str, ...], int]) -> str:
 # ---------------------------------------------------------------------------------------------------
 
 
-def recorded(bench: Bench, pids: dict[str, int], seconds: float, *, mode: str) -> dict[str, Any]:
-    """All processes at the same time, while something else loads them."""
-    found: dict[str, Any] = {}
+def record_all(bench: Bench, pids: dict[str, int], seconds: float, *, mode: str) -> dict[str, Any]:
+    """Record all processes at the same time, while another thread loads them."""
+    stacks: dict[str, Any] = {}
 
     def one(who: str, pid: int) -> None:
         try:
-            found[who] = folded(record(pid, seconds, mode=mode))
+            stacks[who] = fold_stacks(record(pid, seconds, mode=mode))
         except (CaseFailed, OSError, subprocess.TimeoutExpired) as error:
-            found[who] = error
+            stacks[who] = error
 
     threads = [threading.Thread(target=one, args=item) for item in pids.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return stacks
 
 
-def run(asked: argparse.Namespace, folder: Path) -> int:
+def run(arguments: argparse.Namespace, folder: Path) -> int:
     from loadtests.bench import CASES
 
-    key = WORKLOADS[asked.workload]
+    key = WORKLOADS[arguments.workload]
     [case] = [case for case in CASES if any(row.key == key for row in case.rows)]
-    bench = Bench(Sizes(asked.seconds + 3 * LEAD_S), {}, folder)
-    loaded: dict[str, Any] = {}
+    bench = Bench(Sizes(arguments.seconds + 3 * LEAD_S), {}, folder)
+    outcome: dict[str, Any] = {}
 
     def load() -> None:
         try:
-            loaded["figures"] = case.measure(bench, case)
-        except Exception as error:  # told below, with what was recorded until then
-            loaded["error"] = error
+            outcome["figures"] = case.measure(bench, case)
+        except Exception as error:  # reported below, after the recording
+            outcome["error"] = error
 
     try:
         server = bench.server()
@@ -199,19 +206,19 @@ def run(asked: argparse.Namespace, folder: Path) -> int:
         thread = threading.Thread(target=load)
         thread.start()
         _wait_for_load(pids)
-        stacks = recorded(bench, pids, asked.seconds, mode=asked.mode)
+        stacks = record_all(bench, pids, arguments.seconds, mode=arguments.mode)
         thread.join()
         bench.close()
     finally:
         bench.close(well=False)
-    if "error" in loaded:
-        print(f"the load failed: {loaded['error']}", file=sys.stderr)
+    if "error" in outcome:
+        print(f"the load failed: {outcome['error']}", file=sys.stderr)
         return 2
-    return tell(asked, key, loaded["figures"], stacks)
+    return report(arguments, key, outcome["figures"], stacks)
 
 
 def _wait_for_load(pids: dict[str, int]) -> None:
-    """Until the server is at work: some rows fill their boxes first, which is work as well."""
+    """Wait until the server uses CPU. Some rows fill their boxes first, which counts as load."""
     from loadtests.generator import cpu_s
 
     before, deadline = cpu_s(list(pids.values())), time.monotonic() + 30
@@ -219,30 +226,32 @@ def _wait_for_load(pids: dict[str, int]) -> None:
         time.sleep(0.1)
 
 
-def tell(asked: argparse.Namespace, key: str, measured: rows.Measured, stacks: dict[str, Any]) -> int:
-    asked.out.mkdir(parents=True, exist_ok=True)
-    figures = ", ".join(f"{name} {value:,}" for name, value in measured.figures.items())
-    lines = [f"{key}: {figures}; cores {measured.detail.get('cores', {})}"]
-    failed = False
-    for who, found in sorted(stacks.items()):
-        if isinstance(found, Exception):
-            failed = True
-            lines.append(f"{who}: {found}")
+def report(
+    arguments: argparse.Namespace, key: str, measurement: rows.Measurement, stacks: dict[str, Any]
+) -> int:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    figures = ", ".join(f"{name} {value:,}" for name, value in measurement.figures.items())
+    lines = [f"{key}: {figures}; cores {measurement.detail.get('cores', {})}"]
+    has_failed = False
+    for who, samples in sorted(stacks.items()):
+        if isinstance(samples, Exception):
+            has_failed = True
+            lines.append(f"{who}: {samples}")
             continue
-        path = asked.out / f"{asked.workload}-{who}.svg"
-        path.write_text(flame(f"{asked.workload}: {who}", found))
-        lines += [*summary(who, found, asked.seconds), f"  graph: {path}"]
-    (asked.out / f"{asked.workload}.txt").write_text("\n".join(lines) + "\n")
+        path = arguments.out / f"{arguments.workload}-{who}.svg"
+        path.write_text(flame(f"{arguments.workload}: {who}", samples))
+        lines += [*summary(who, samples, arguments.seconds), f"  graph: {path}"]
+    (arguments.out / f"{arguments.workload}.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    return 2 if failed else 0
+    return 2 if has_failed else 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    asked = arguments(argv)
+    parsed_arguments = arguments(argv)
     (ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="profile-", dir=ROOT / "build"))
     try:
-        return run(asked, folder)
+        return run(parsed_arguments, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

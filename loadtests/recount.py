@@ -1,6 +1,6 @@
-"""Counts again, row by row, whether boxes hold exactly the rows that were sent.
+"""Checks, row by row, that boxes hold exactly the rows that were sent.
 
-It shares no code with the Spark source and sink: boxes are read over plain HTTP, and pyarrow compares.
+It shares no code with the Spark source and sink: it reads boxes over plain HTTP, and compares with pyarrow.
 """
 
 from __future__ import annotations
@@ -14,50 +14,52 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loadtests.audit import PATIENCE_S, PAUSE_S, Unanswered, once
+from loadtests.audit import PATIENCE_S, PAUSE_S, NoAnswer, once
 
 PAGE_RECORDS: Final = 1000
-#: What makes two rows equal: the number of the box, the number of the row, and its text.
+#: Two rows are equal if these are equal: the number of the box, the number of the row, and its text.
 SCHEMA: Final = pa.schema([("box", pa.int64()), ("n", pa.int64()), ("text", pa.utf8())])
 
 
 @dataclass(frozen=True)
 class Recount:
-    sent: int
-    found: int
+    sent_count: int
+    found_count: int
     #: Rows that were sent and are in no box.
-    lost: int
+    lost_count: int
     #: Copies of a row beyond the first.
-    twice: int
-    #: Rows that nobody sent: another text, or another box.
-    strange: int
+    duplicate_count: int
+    #: Rows that were never sent: another text, or another box.
+    unknown_count: int
     #: Gaps that the server has reported.
-    gaps: int
+    gap_count: int
 
     @property
     def agrees(self) -> bool:
-        return self.sent == self.found and not (self.lost or self.twice or self.strange or self.gaps)
+        return self.sent_count == self.found_count and not (
+            self.lost_count or self.duplicate_count or self.unknown_count or self.gap_count
+        )
 
 
-def compare(sent: pa.Table, found: pa.Table, gaps: int = 0) -> Recount:
+def compare(sent_rows: pa.Table, box_rows: pa.Table, gaps: int = 0) -> Recount:
     keys = SCHEMA.names
-    counted = found.group_by(keys).aggregate([([], "count_all")])
-    marked = sent.append_column("sent", pa.repeat(pa.scalar(1), sent.num_rows))
-    joined = marked.join(counted, keys=keys, join_type="full outer")
-    is_found = pc.is_valid(joined["count_all"])
-    copies = pc.subtract(counted["count_all"], 1)
+    row_counts = box_rows.group_by(keys).aggregate([([], "count_all")])
+    flagged_rows = sent_rows.append_column("sent", pa.repeat(pa.scalar(1), sent_rows.num_rows))
+    all_rows = flagged_rows.join(row_counts, keys=keys, join_type="full outer")
+    is_found = pc.is_valid(all_rows["count_all"])
+    copies = pc.subtract(row_counts["count_all"], 1)
     return Recount(
-        sent=sent.num_rows,
-        found=found.num_rows,
-        lost=pc.sum(pc.invert(is_found)).as_py() or 0,
-        twice=pc.sum(copies).as_py() or 0,
-        strange=pc.sum(pc.invert(pc.is_valid(joined["sent"]))).as_py() or 0,
-        gaps=gaps,
+        sent_count=sent_rows.num_rows,
+        found_count=box_rows.num_rows,
+        lost_count=pc.sum(pc.invert(is_found)).as_py() or 0,
+        duplicate_count=pc.sum(copies).as_py() or 0,
+        unknown_count=pc.sum(pc.invert(pc.is_valid(all_rows["sent"]))).as_py() or 0,
+        gap_count=gaps,
     )
 
 
 def read_boxes(url: str, boxes: Sequence[str]) -> tuple[pa.Table, int]:
-    """The rows of all boxes, and how many gaps were reported. A box is numbered by its place in the list."""
+    """Return the rows of all boxes, and the number of reported gaps. A box is numbered by its index."""
     batches, gaps = [], 0
     for number, box in enumerate(boxes):
         for page in _pages(url, box):
@@ -81,12 +83,12 @@ def _pages(url: str, box: str) -> Iterator[dict[str, Any]]:
 
 
 def call(url: str, method: str, path: str, body: Any = None) -> Any:
-    """Repeats a request that may be made twice until the server answers it."""
+    """Repeat an idempotent request until it succeeds."""
     until = time.monotonic() + PATIENCE_S
     while True:
         status, answer = once(url, method, path, body)
         if 200 <= status < 300:
             return orjson.loads(answer)
         if status not in (0, 429, 503) or time.monotonic() > until:
-            raise Unanswered(f"{method} {path} was answered {status}: {answer[:400]!r}")
+            raise NoAnswer(f"{method} {path} was answered {status}: {answer[:400]!r}")
         time.sleep(PAUSE_S)

@@ -1,5 +1,4 @@
-"""How a run is shown to people: rich on a terminal, plain text elsewhere. Figures go to stdout, progress to
-stderr."""
+"""Prints a run: with rich on a terminal, else as plain text. Figures go to stdout, progress to stderr."""
 
 from __future__ import annotations
 
@@ -77,8 +76,10 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def _meets_floor_for_its_speed(row: dict[str, Any]) -> bool:
-    """Whether a figure that misses its floor would meet it if it grew in step with the machine's speed. That
-    is an estimate, not a measurement, and none at all for rows that wait for the disk."""
+    """Return True if a figure below its floor would meet it at full machine speed.
+
+    This is an estimate: it scales the figure by the speed. It is False for rows that wait for the disk.
+    """
     figure, speed, floor = row["figure"], row["speed"], row["floor"]
     if not speed or speed >= 1 or "fsync" in row["key"]:
         return False
@@ -111,8 +112,10 @@ def show(run: dict[str, Any]) -> None:
         f"load average {load}; others used {facts['cores_used_by_others']} cores before the run; "
         f"speed {facts['speed']:.2f} of the reference"
     )
-    repeated = f", median of {run['repeat']}" if run["repeat"] > 1 else ""
-    print(f"{run['seconds']:g} s a row{repeated}{', quick' if run['quick'] else ''}; load generator included")
+    repeat_note = f", median of {run['repeat']}" if run["repeat"] > 1 else ""
+    print(
+        f"{run['seconds']:g} s a row{repeat_note}{', quick' if run['quick'] else ''}; load generator included"
+    )
     table = [cells(row) for row in run["rows"]]
     if sys.stdout.isatty():
         _show_rich(table)
@@ -129,10 +132,11 @@ def _show_plain(table: list[tuple[str, ...]]) -> None:
     rows = [_HEADINGS, *table]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
     # Without --repeat there is no spread.
-    shown = [at for at in range(len(_HEADINGS)) if at != 3 or any(row[3] for row in table)]
+    columns = [at for at in range(len(_HEADINGS)) if at != 3 or any(row[3] for row in table)]
     for row in rows:
         texts = [
-            row[at].rjust(widths[at]) if at in (1, 3, 4, 5, 6) else row[at].ljust(widths[at]) for at in shown
+            row[at].rjust(widths[at]) if at in (1, 3, 4, 5, 6) else row[at].ljust(widths[at])
+            for at in columns
         ]
         print("  ".join(texts).rstrip())
 
@@ -150,13 +154,15 @@ def _show_rich(table: list[tuple[str, ...]]) -> None:
         "failed": "bold red",
         "info": "dim",
     }
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    rich_table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     with_spread = any(row[3] for row in table)
     for at, heading in enumerate(_HEADINGS):
         if at != 3 or with_spread:
-            shown.add_column(heading, justify="right" if at in (1, 3, 4, 5, 6) else "left", no_wrap=at != 0)
+            rich_table.add_column(
+                heading, justify="right" if at in (1, 3, 4, 5, 6) else "left", no_wrap=at != 0
+            )
     for row in table:
-        kept = [text for at, text in enumerate(row) if at != 3 or with_spread]
-        kept[-1] = f"[{colours[row[-1]]}]{row[-1]}[/]"
-        shown.add_row(*kept)
-    Console().print(shown)
+        texts = [text for at, text in enumerate(row) if at != 3 or with_spread]
+        texts[-1] = f"[{colours[row[-1]]}]{row[-1]}[/]"
+        rich_table.add_row(*texts)
+    Console().print(rich_table)

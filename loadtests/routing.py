@@ -1,8 +1,8 @@
-"""What routers cost: the time one hop takes, and how many copies a second go through a fan-out.
+"""Measures routers: the latency of one hop, and the copies a second of a fan-out.
 
-The hop is measured from outside, as a client sees it: from the first byte of an append to the source until a
-long poll that waits at the destination, on another shard, has its whole answer. Both ends are plain blocking
-sockets with prebuilt requests.
+A hop runs from the first byte of an append to the source until a long poll at the destination, on another
+shard, has its whole response, as a client sees it. Both ends are plain blocking sockets with prebuilt
+requests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from time import monotonic, monotonic_ns
 from typing import Any, Final
 
 from loadtests.generator import http_request, percentiles, record_text
-from loadtests.rows import RECORD_BYTES, Bench, Case, CaseFailed, Measured, Row, by_shard, call
+from loadtests.rows import RECORD_BYTES, Bench, Case, CaseFailed, Measurement, Row, by_shard, call
 from streams.testing import Server
 
 FAN_OUT = 8
 HOP = "append at a source to its copy at a reader, "
-#: How long copies may be on their way when nothing more is written.
+#: Longest wait for copies after the last write.
 CATCH_UP_S = 60.0
 _content_length = re.compile(rb"content-length: (\d+)\r\n", re.IGNORECASE).search
 
@@ -40,7 +40,7 @@ class Connection:
         self._sock.sendall(request)
 
     def receive(self) -> bytes:
-        """The body of the next answer, which must be a success."""
+        """Return the body of the next response, which must be a success."""
         text = b""
         while b"\r\n\r\n" not in text:
             text += self._more()
@@ -63,10 +63,12 @@ class Connection:
 
 
 @contextmanager
-def routed(bench: Bench, server: Server, count: int, durability: str) -> Iterator[tuple[str, list[str]]]:
-    """A source and so many destinations of it, the first on another shard if there is one."""
+def routed_boxes(
+    bench: Bench, server: Server, count: int, durability: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Create a source and `count` destinations, the first on another shard if there is one."""
     names = [f"routed-{number}" for number in range(8 * (count + 1))]
-    groups = [list(owned) for _, owned in by_shard(server, names)]
+    groups = [list(boxes) for _, boxes in by_shard(server, names)]
     source = groups[0].pop()
     groups.append(groups.pop(0))
     dests = [name for turn in zip_longest(*groups) for name in turn if name is not None][:count]
@@ -81,38 +83,38 @@ def routed(bench: Bench, server: Server, count: int, durability: str) -> Iterato
             call(server, "DELETE", f"/v0/boxes/{box}")
 
 
-def hops(bench: Bench, case: Case) -> Measured:
+def hops(bench: Bench, case: Case) -> Measurement:
     server = bench.server()
     body = ('{"records":[' + record_text(random.Random(1), record_bytes=RECORD_BYTES) + "]}").encode()
     latencies = array("Q")
-    with routed(bench, server, 1, case.plan["durability"]) as (source, (dest,)):
+    with routed_boxes(bench, server, 1, case.plan["durability"]) as (source, (dest,)):
         append = http_request(f"/v0/boxes/{source}", body)
         writer, reader = Connection(server.port), Connection(server.port)
         sizes = bench.sizes
         cursor = 0
-        begun = monotonic()
-        while monotonic() - begun < sizes.seconds + sizes.warm_up_s:
+        began_s = monotonic()
+        while monotonic() - began_s < sizes.seconds + sizes.warm_up_s:
             wait = b'{"from_seq":%d,"wait_ms":20000}' % cursor
             reader.send(http_request(f"/v0/boxes/{dest}/diff", wait))
             sent_ns = monotonic_ns()
             writer.send(append)
             writer.receive()
             cursor = json.loads(reader.receive())["next_from_seq"]
-            if monotonic() - begun >= sizes.warm_up_s:
+            if monotonic() - began_s >= sizes.warm_up_s:
                 latencies.append(monotonic_ns() - sent_ns)
         writer.close()
         reader.close()
-    found = percentiles(latencies)
-    figures = {row.key: found[row.key[-3:]] for row in case.rows}
-    return Measured(figures, {"hops": len(latencies), "latency_ms": found})
+    latency_ms = percentiles(latencies)
+    figures = {row.key: latency_ms[row.key[-3:]] for row in case.rows}
+    return Measurement(figures, {"hops": len(latencies), "latency_ms": latency_ms})
 
 
-def fan_out(bench: Bench, case: Case) -> Measured:
-    """From the first append until the last copy is there."""
+def fan_out(bench: Bench, case: Case) -> Measurement:
+    """Measure the time from the first append until the last copy is stored."""
     server = bench.server()
     batches = max(1, round(bench.sizes.seconds * 50))
-    with routed(bench, server, FAN_OUT, "disk") as (source, dests):
-        begun = monotonic()
+    with routed_boxes(bench, server, FAN_OUT, "disk") as (source, dests):
+        began_s = monotonic()
         result = bench.load(
             server,
             kind="http",
@@ -124,14 +126,14 @@ def fan_out(bench: Bench, case: Case) -> Measured:
             warm_up_s=0,
             **case.plan,
         )
-        written_s = monotonic() - begun
+        written_s = monotonic() - began_s
         head = call(server, "GET", f"/v0/boxes/{source}")["head_seq"]
         for box in dests:
             wait_for(server, box, head)
-        seconds = monotonic() - begun
+        seconds = monotonic() - began_s
         copies = head * len(dests)
     result |= {"copies": copies, "copied_s": round(seconds, 3), "written_s": round(written_s, 3)}
-    return Measured({case.rows[0].key: round(copies / seconds, 1)}, result)
+    return Measurement({case.rows[0].key: round(copies / seconds, 1)}, result)
 
 
 def wait_for(server: Server, box: str, head: int) -> None:

@@ -1,9 +1,8 @@
-"""The rows of the benchmark: what each one promises (performance budget §6) and how it is measured.
+"""The rows of the benchmark: floor and aim of each (performance budget §6), and how it is measured.
 
-A case is one stretch of load; it yields one figure or more, each a row of the table. Traffic cases share one
-server, as the cases of an operator would, and leave it empty behind them. Cases that measure what background
-work does to writers have servers of their own, which have much of it to do; so has the last one, because it
-weighs its processes and then kills them.
+A case is one load; it yields one or more figures, each a row of the table. Traffic cases share one server and
+delete their boxes. Cases that measure writers beside background work have their own servers, with much of
+that work. So has the last case, because it measures the memory of its processes and then kills them.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ _SLOTS, _SEED = 4096, 42  # of `GET /v0/placement`
 
 
 class CaseFailed(Exception):
-    """A case could not be measured. The run goes on with the next one."""
+    """A case could not be measured. The run continues with the next one."""
 
 
 class CaseSkipped(Exception):
-    """A peer that is not installed here. The message says what is missing."""
+    """A peer is not installed here. The message names it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Without a floor it is there for information."""
+    """One line of the table. A row without a floor is for information."""
 
     key: str
     title: str
@@ -68,22 +67,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. `quick` proves that the benchmark works, not how fast the server is."""
+    """Sizes of the cases. `quick` tests the benchmark; its figures mean nothing."""
 
     seconds: float = 4.0
     diff_box_records: int = 50_000
     ram_records: int = 1_000_000
     #: About 180 bytes of log each: half a gigabyte.
     replay_records: int = 2_800_000
-    #: Jobs that wait while workers are measured, and while a claim from a deep queue is.
+    #: Jobs in the queue of the worker rows, and of the deep claim row.
     queue_jobs: int = 400_000
     deep_jobs: int = 1_000_000
-    #: Records of which most are deleted: 170 MB.
+    #: Records of the deletion row: 170 MB.
     deleted_records: int = 1_000_000
-    #: Of the server that takes snapshots all the time.
+    #: Sizes of the server that takes snapshots continuously.
     snapshot_boxes: int = 20_000
     snapshot_batches: int = 1_000_000
-    #: One server for everything, to save a start; what it weighs means nothing then.
+    #: Use one server for all cases, to save starts; its memory figures mean nothing.
     is_quick: bool = False
 
     @property
@@ -107,8 +106,8 @@ class Sizes:
 
 
 @dataclass
-class Measured:
-    """Figures by row, and what else is worth knowing about them."""
+class Measurement:
+    """The figures of a case by row, and details."""
 
     figures: dict[str, float]
     detail: dict[str, Any] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class Measured:
 @dataclass(frozen=True)
 class Case:
     rows: tuple[Row, ...]
-    measure: Callable[[Bench, Case], Measured]
+    measure: Callable[[Bench, Case], Measurement]
     plan: dict[str, Any] = field(default_factory=dict)
 
 
@@ -128,7 +127,7 @@ class Bench:
         self.sizes = sizes
         self.settings = settings
         self.folder = folder
-        #: How long the last start took, until ready.
+        #: Duration of the last start, until ready.
         self.start_s = 0.0
         self._data_dir: Path | None = None
         self._running: Any = None
@@ -138,20 +137,20 @@ class Bench:
         if self._server is None:
             self._data_dir = self._data_dir or Path(tempfile.mkdtemp(dir=self.folder))
             began = monotonic()
-            self._running = running_server(self._data_dir, **machine.AS_SERVED | self.settings)
+            self._running = running_server(self._data_dir, **machine.USER_SETTINGS | self.settings)
             self._server = self._running.__enter__()
             self.start_s = monotonic() - began
         return self._server
 
     def kill(self) -> None:
-        """kill -9 of all its processes; the next `server()` starts on what they leave behind."""
+        """Kill all processes with SIGKILL; the next `server()` starts on the same data."""
         if self._server is not None:
             server, self._server = self._server, None
             server.kill()
             self._running.__exit__(None, None, None)
 
     def close(self, *, well: bool = True) -> None:
-        """The next `server()` is a new one. Stops this one in order if all is well, else kills it."""
+        """Stop the server and delete its data; kill it unless `well`. The next `server()` is a new one."""
         if not well:
             self.kill()
         try:
@@ -164,13 +163,13 @@ class Bench:
                 self._data_dir = None
 
     def renew(self) -> None:
-        """The next `server()` is a new one, unless nobody looks at the figures."""
+        """Close the server, except in a quick run."""
         if not self.sizes.is_quick:
             self.close()
 
     @contextmanager
     def boxes(self, server: Server, durability: str) -> Iterator[list[str]]:
-        """Fresh boxes, deleted again so that the next case finds the RAM free."""
+        """Create boxes, and delete them at the end to free their memory for the next case."""
         names = [f"bench-{number}" for number in range(BOXES)]
         for name in names:
             call(server, "PUT", f"/v0/boxes/{name}", {"durability": durability})
@@ -181,21 +180,23 @@ class Bench:
                 call(server, "DELETE", f"/v0/boxes/{name}")
 
     def load(self, server: Server, **plan: Any) -> dict[str, Any]:
-        """Runs the generator; its result. A stretch in which a busy machine answered nothing was too
-        short, and is measured again, twice as long."""
+        """Run the load generator and return its result.
+
+        If a busy machine answered no request, repeat with twice the time.
+        """
         seconds = plan.pop("seconds", self.sizes.seconds)
-        for doubled in range(_LOAD_TRIES):
-            result = self._loaded(server, plan | {"seconds": seconds * 2**doubled})
+        for attempt in range(_LOAD_TRIES):
+            result = self._run_generator(server, plan | {"seconds": seconds * 2**attempt})
             if result["requests"]:
                 return result
-        raise CaseFailed(f"no request was answered in {seconds * 2**doubled:g} s; give it more --seconds")
+        raise CaseFailed(f"no request was answered in {seconds * 2**attempt:g} s; give it more --seconds")
 
-    def _loaded(self, server: Server, plan: dict[str, Any]) -> dict[str, Any]:
-        """One run of the generator. A failed request makes the whole figure worthless."""
-        filled = {
+    def _run_generator(self, server: Server, plan: dict[str, Any]) -> dict[str, Any]:
+        """Run the load generator once. A failed request invalidates the figure."""
+        full_plan = {
             "warm_up_s": self.sizes.warm_up_s,
             "record_bytes": RECORD_BYTES,
-            # Everything stays in the RAM of the shards, at less than twice its size here.
+            # The records stay in the memory of the shards, at less than twice their size here.
             "bytes_max": min(6 * 2**30, machine.memory_available_bytes() // 4),
             "pids": {
                 "gateway": list(server.gateway_pids().values()),
@@ -203,17 +204,19 @@ class Bench:
             },
             **plan,
         }
-        ran = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "loadtests.generator"],
-            input=json.dumps(filled).encode(),
+            input=json.dumps(full_plan).encode(),
             capture_output=True,
             cwd=ROOT,
-            timeout=filled["seconds"] + filled["warm_up_s"] + 120,
+            timeout=full_plan["seconds"] + full_plan["warm_up_s"] + 120,
         )
         try:
-            result = json.loads(ran.stdout)
+            result = json.loads(process.stdout)
         except ValueError:
-            raise CaseFailed(f"the generator ended with {ran.returncode}: {ran.stderr.decode()}") from None
+            raise CaseFailed(
+                f"the generator ended with {process.returncode}: {process.stderr.decode()}"
+            ) from None
         if "error" in result:
             raise CaseFailed(result["error"])
         if result["failures"]:
@@ -236,35 +239,35 @@ def call(server: Server, method: str, path: str, body: Any = None) -> Any:
 
 
 def by_shard(server: Server, names: list[str]) -> list[tuple[str, list[str]]]:
-    """Socket of each shard that owns some of these boxes, with those boxes."""
+    """Return (socket, boxes) of each shard that owns some of these boxes."""
     placement = call(server, "GET", "/v0/placement")
-    owned: dict[int, list[str]] = {}
+    boxes_by_shard: dict[int, list[str]] = {}
     for name in names:
         slot = xxh64_intdigest(name.encode(), _SEED) % _SLOTS
         shard = next(shard for start, end, shard in placement["slots"] if start <= slot < end)
-        owned.setdefault(shard, []).append(name)
-    return [(placement["sockets"][shard], boxes) for shard, boxes in sorted(owned.items())]
+        boxes_by_shard.setdefault(shard, []).append(name)
+    return [(placement["sockets"][shard], boxes) for shard, boxes in sorted(boxes_by_shard.items())]
 
 
 # ---------------------------------------------------------------------------------------------------
 # Traffic
 
 
-def appends(bench: Bench, case: Case) -> Measured:
+def appends(bench: Bench, case: Case) -> Measurement:
     server = bench.server()
     with bench.boxes(server, case.plan["durability"]) as names:
         result = bench.load(server, kind="http", send="append", port=server.port, boxes=names, **case.plan)
     figures: dict[str, float] = {}
     for row in case.rows:
         figures[row.key] = result["latency_ms"][row.key[-3:]] if row.unit == "ms" else result["records_per_s"]
-    return Measured(figures, result)
+    return Measurement(figures, result)
 
 
-def diffs(bench: Bench, case: Case) -> Measured:
+def diffs(bench: Bench, case: Case) -> Measurement:
     server, each = bench.server(), bench.sizes.diff_box_records
     with bench.boxes(server, "disk") as names:
-        for shard, owned in by_shard(server, names):
-            fill(bench, server, [(shard, owned)], requests=len(owned) * each // 1000)
+        for shard, boxes in by_shard(server, names):
+            fill(bench, server, [(shard, boxes)], requests=len(boxes) * each // 1000)
         result = bench.load(
             server,
             kind="http",
@@ -275,16 +278,16 @@ def diffs(bench: Bench, case: Case) -> Measured:
             limit=DIFF_LIMIT,
             **case.plan,
         )
-    return Measured({case.rows[0].key: result["records_per_s"]}, result)
+    return Measurement({case.rows[0].key: result["records_per_s"]}, result)
 
 
-def direct(bench: Bench, case: Case) -> Measured:
-    """To one shard, because that is what one task of a job has."""
+def direct(bench: Bench, case: Case) -> Measurement:
+    """Measure appends to one shard, as one task of a job does."""
     server = bench.server()
     with bench.boxes(server, "disk") as names:
         shards = by_shard(server, names)[:1]
         result = bench.load(server, kind="wire", shards=shards, **case.plan)
-    return Measured({case.rows[0].key: result["records_per_s"]}, result)
+    return Measurement({case.rows[0].key: result["records_per_s"]}, result)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -307,16 +310,16 @@ def filled_queue(bench: Bench, server: Server, jobs: int, durability: str) -> It
         call(server, "DELETE", "/v0/boxes/bench-queue")
 
 
-def workers(bench: Bench, case: Case) -> Measured:
-    """Jobs claimed and acked, all from one queue: its shard is the limit."""
+def workers(bench: Bench, case: Case) -> Measurement:
+    """Measure claims and acks of one queue: its shard is the limit."""
     server = bench.server()
     with filled_queue(bench, server, bench.sizes.queue_jobs, case.plan["durability"]) as box:
         result = bench.load(server, kind="workers", port=server.port, boxes=[box], **case.plan)
-    return Measured({case.rows[0].key: result["records_per_s"]}, result)
+    return Measurement({case.rows[0].key: result["records_per_s"]}, result)
 
 
-def deep_claims(bench: Bench, case: Case) -> Measured:
-    """The same few claims, one at a time, of a queue with few jobs and of one with very many."""
+def deep_claims(bench: Bench, case: Case) -> Measurement:
+    """Measure single claims from a queue with few jobs, and from one with very many."""
     server = bench.server()
     p50: list[float] = []
     for jobs in (SHALLOW_JOBS, bench.sizes.deep_jobs):
@@ -331,39 +334,41 @@ def deep_claims(bench: Bench, case: Case) -> Measured:
             result = bench.load(server, kind="workers", port=server.port, **plan)
         p50.append(result["latency_ms"]["p50"])
     figures = {"claim-1k-p50": p50[0], "claim-1m-p50": p50[1], "claim-1m-ratio": round(p50[1] / p50[0], 2)}
-    return Measured(figures, {"jobs": [SHALLOW_JOBS, bench.sizes.deep_jobs]})
+    return Measurement(figures, {"jobs": [SHALLOW_JOBS, bench.sizes.deep_jobs]})
 
 
-def watching(bench: Bench, case: Case) -> Measured:
-    """Appends to one box, and how long each of its watchers waits for them."""
+def watching(bench: Bench, case: Case) -> Measurement:
+    """Measure the latency from an append to the event at each watcher of the box."""
     server = bench.server()
-    result = _watched(bench, server, case.plan)
+    result = _run_watchers(bench, server, case.plan)
     figures: dict[str, float] = {}
     for row in case.rows:
         figures[row.key] = result["latency_ms"][row.key[-3:]] if row.unit == "ms" else result["records_per_s"]
-    return Measured(figures, result)
+    return Measurement(figures, result)
 
 
-def slow_watcher(bench: Bench, case: Case) -> Measured:
-    """The same without and with one more watcher that never reads, in turns as the machine's speed moves.
-    What it costs the others at p99."""
+def slow_watcher(bench: Bench, case: Case) -> Measurement:
+    """Measure what a watcher that never reads costs the others at p99.
+
+    Runs without and with it alternate, because the speed of the machine changes.
+    """
     server = bench.server()
     plan = {**case.plan, "watchers": 50} if bench.sizes.is_quick else case.plan
     alone: list[dict[str, Any]] = []
     beside: list[dict[str, Any]] = []
     for _ in range(3):
-        alone.append(_watched(bench, server, plan))
-        beside.append(_watched(bench, server, {**plan, "stalled": 1}))
+        alone.append(_run_watchers(bench, server, plan))
+        beside.append(_run_watchers(bench, server, {**plan, "stalled": 1}))
     p99 = [statistics.median(each["latency_ms"]["p99"] for each in turns) for turns in (alone, beside)]
     detail = {
         "cores": beside[-1]["cores"],
         "alone": [each["latency_ms"] for each in alone],
         "beside": [each["latency_ms"] for each in beside],
     }
-    return Measured({case.rows[0].key: round(p99[1] / p99[0], 2)}, detail)
+    return Measurement({case.rows[0].key: round(p99[1] / p99[0], 2)}, detail)
 
 
-def _watched(bench: Bench, server: Server, plan: dict[str, Any]) -> dict[str, Any]:
+def _run_watchers(bench: Bench, server: Server, plan: dict[str, Any]) -> dict[str, Any]:
     box = "bench-watched"
     call(server, "PUT", f"/v0/boxes/{box}", {"durability": "disk"})
     try:
@@ -377,7 +382,7 @@ def _watched(bench: Bench, server: Server, plan: dict[str, Any]) -> dict[str, An
 def fill(
     bench: Bench, server: Server, shards: list[tuple[str, list[str]]], *, requests: int
 ) -> dict[str, Any]:
-    """Batches of 1000 round the boxes of these shards, as fast as they take them."""
+    """Append batches of 1000 to the boxes of these shards, as fast as possible."""
     return bench.load(
         server,
         kind="wire",
@@ -395,10 +400,12 @@ def fill(
 # Writers beside background work
 
 
-def beside(bench: Bench, case: Case) -> Measured:
-    """How much longer single appends take at worst (p99) while the server is busy with something else, as a
-    multiple of what they take when it is not. Idle is measured before and after, because machines change, and
-    on a server that holds the same."""
+def beside(bench: Bench, case: Case) -> Measurement:
+    """Measure the p99 of single appends beside background work, as a multiple of the p99 on an idle server.
+
+    The idle server has the same data, and is measured before and after, because the speed of the machine
+    changes.
+    """
     bench.renew()
     prepare = case.plan.get("prepare")
     idle = bench
@@ -413,9 +420,9 @@ def beside(bench: Bench, case: Case) -> Measured:
         bench.renew()
         if prepare is not None:
             detail["prepared"] = prepare(busy)
-        for doubled in range(_BUSY_TRIES):
+        for attempt in range(_BUSY_TRIES):
             with case.plan.get("during", _nothing)(busy):
-                busy_ms = _single_p99(busy, seconds=bench.sizes.seconds * 2**doubled)
+                busy_ms = _single_p99(busy, seconds=bench.sizes.seconds * 2**attempt)
             detail["done"] = case.plan["proof"](busy.server())
             if detail["done"]:
                 break
@@ -428,10 +435,10 @@ def beside(bench: Bench, case: Case) -> Measured:
         if idle is not bench:
             idle.close(well=False)
     ratio = round(2 * busy_ms / sum(idle_ms), 2)
-    return Measured({case.rows[0].key: ratio}, detail | {"idle_p99_ms": idle_ms, "busy_p99_ms": busy_ms})
+    return Measurement({case.rows[0].key: ratio}, detail | {"idle_p99_ms": idle_ms, "busy_p99_ms": busy_ms})
 
 
-#: Short loads end before the work that they cause has begun; each further one is twice as long.
+#: Attempts: a short load may end before its background work starts; each attempt is twice as long.
 _BUSY_TRIES = 8
 
 
@@ -450,7 +457,7 @@ def _busy_settings(bench: Bench, case: Case) -> dict[str, str]:
 
 
 def many_batches(bench: Bench) -> dict[str, Any]:
-    """Boxes with as many batches in them as a large shard has."""
+    """Fill boxes with as many batches as a large shard has."""
     sizes, server = bench.sizes, bench.server()
     names = [f"many-{number}" for number in range(sizes.snapshot_boxes)]
     return bench.load(
@@ -472,19 +479,19 @@ def _nothing(bench: Bench) -> Iterator[None]:
 
 @contextmanager
 def backups(bench: Bench) -> Iterator[None]:
-    """One backup after the other, each into a folder of its own, so that each copies everything."""
+    """Run one backup after the other, each into a new folder, so that each copies everything."""
     server, is_over = bench.server(), threading.Event()
 
     def back_up() -> None:
         while not is_over.is_set():
             target = tempfile.mkdtemp(dir=server.data_dir.parent, prefix="backup-")
             command = [sys.executable, "-m", "streams", "backup", target, "--data-dir", str(server.data_dir)]
-            done = subprocess.run(command, capture_output=True, check=False, timeout=300)
+            process = subprocess.run(command, capture_output=True, check=False, timeout=300)
             shutil.rmtree(target)
-            if done.returncode == 0:
+            if process.returncode == 0:
                 (server.data_dir.parent / "backed-up").touch()
             else:
-                print(done.stderr.decode(), file=sys.stderr)
+                print(process.stderr.decode(), file=sys.stderr)
 
     thread = threading.Thread(target=back_up)
     thread.start()
@@ -500,7 +507,7 @@ def backups_taken(server: Server) -> int:
 
 
 def segments_on_disk(server: Server) -> int:
-    """Proof that sealing went on: how many segments there are."""
+    """Return the number of segments, as proof that the server sealed."""
     return len(list(server.data_dir.glob("shard-*/segments/*/*.seg")))
 
 
@@ -509,7 +516,7 @@ def segments_gone_cold(server: Server) -> int:
 
 
 def snapshots_taken(server: Server) -> int:
-    """The lsn of the newest one."""
+    """Return the lsn of the newest snapshot."""
     lsns = [int(path.stem) for path in server.data_dir.glob("shard-*/snapshot/*.snap")]
     return max(lsns, default=0)
 
@@ -518,17 +525,18 @@ def snapshots_taken(server: Server) -> int:
 # Space
 
 
-#: Tags are `user-0` to `user-999`: 888 of a thousand records go, spread evenly over all that is stored.
+#: Tags are `user-0` to `user-999`: 888 of a thousand records are deleted, spread evenly.
 _DELETED_TAGS: Final = [f"user-{digit}*" for digit in range(1, 9)]
-#: Disk use that has not changed for so long has converged; one that still does after the second has not.
+#: Disk use is stable if it has not changed for `_STILL_S`; the limit of the wait is `_CONVERGED_S_MAX`.
 _STILL_S, _STILL_S_QUICK, _CONVERGED_S_MAX = 6.0, 1.0, 300.0
 
 
-def space_after_deletes(bench: Bench, case: Case) -> Measured:
-    """Boxes are filled, most of their records deleted by tag, and the disk looked at until it does not change
-    any more: everything that the shards keep, over what is live. That is the worst there is: of each batch of
-    a thousand some hundred stay that are no neighbours, and become batches of their own, of a hundred bytes
-    more each."""
+def space_after_deletes(bench: Bench, case: Case) -> Measurement:
+    """Measure disk use over live bytes, after most records of filled boxes were deleted by tag.
+
+    Disk use is read when it is stable. This is the worst case: about a hundred scattered records of each
+    batch of a thousand remain, and each becomes its own batch, with a hundred bytes of overhead.
+    """
     own = Bench(bench.sizes, bench.settings | case.plan["settings"], bench.folder)
     try:
         server = own.server()
@@ -540,11 +548,11 @@ def space_after_deletes(bench: Bench, case: Case) -> Measured:
                 for tag in _DELETED_TAGS:
                     call(server, "POST", f"/v0/boxes/{name}/delete", {"match": ["tag", "Glob", tag]})
             deleted_s = monotonic() - began
-            kept_bytes = converged(server, _STILL_S_QUICK if own.sizes.is_quick else _STILL_S)
+            kept_bytes = wait_until_stable(server, _STILL_S_QUICK if own.sizes.is_quick else _STILL_S)
             states = [call(server, "GET", f"/v0/boxes/{name}") for name in names]
             live_bytes = sum(state["bytes"] for state in states)
             if sum(state["count"] for state in states) > 0.2 * sum(state["head_seq"] for state in states):
-                raise CaseFailed("records that were to be deleted are there")
+                raise CaseFailed("deleted records are still stored")
             detail = {
                 "full_bytes": full_bytes,
                 "kept_bytes": kept_bytes,
@@ -556,39 +564,39 @@ def space_after_deletes(bench: Bench, case: Case) -> Measured:
         own.close()
     finally:
         own.close(well=False)
-    return Measured({case.rows[0].key: round(kept_bytes / live_bytes, 2)}, detail)
+    return Measurement({case.rows[0].key: round(kept_bytes / live_bytes, 2)}, detail)
 
 
-def converged(server: Server, still_s: float) -> int:
-    """What is stored once that has been the same for a while."""
+def wait_until_stable(server: Server, still_s: float) -> int:
+    """Wait until disk use has not changed for `still_s`, and return it."""
     began = since = monotonic()
     size = stored_bytes(server)
     while monotonic() - since < still_s:
         if monotonic() - began > _CONVERGED_S_MAX:
             raise CaseFailed(f"disk use still changes after {_CONVERGED_S_MAX:g} s; it is {size} bytes")
         sleep(0.2)
-        found = stored_bytes(server)
-        if found != size:
-            size, since = found, monotonic()
+        new_size = stored_bytes(server)
+        if new_size != size:
+            size, since = new_size, monotonic()
     return size
 
 
 def stored_bytes(server: Server, folder: str = "*") -> int:
-    """What the log, snapshots and segments of all shards take on the disk, or one of these."""
+    """Return the disk use of all shards: log, snapshots and segments, or one of these folders."""
     total = 0
     for path in server.data_dir.glob(f"shard-*/{folder}/**/*"):
         try:
             total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # it went meanwhile
+        except FileNotFoundError:  # deleted in the meantime
             continue
     return total
 
 
 # ---------------------------------------------------------------------------------------------------
-# Weight and restart
+# Memory and restart
 
 
-def ram_and_replay(bench: Bench, case: Case) -> Measured:
+def ram_and_replay(bench: Bench, case: Case) -> Measurement:
     sizes = bench.sizes
     bench.renew()
     server = bench.server()
@@ -600,35 +608,35 @@ def ram_and_replay(bench: Bench, case: Case) -> Measured:
     pids = list(server.shard_pids().values())
     before = sum(map(machine.resident_bytes, pids))
     fill(bench, server, shards, requests=sizes.ram_records // 1000)
-    sleep(0.5)  # the last group is written and its buffers are let go
-    grown = sum(map(machine.resident_bytes, pids)) - before
+    sleep(0.5)  # until the last group is written and its buffers are freed
+    growth = sum(map(machine.resident_bytes, pids)) - before
     fill(bench, server, shards, requests=(sizes.replay_records - sizes.ram_records) // 1000)
     bench.kill()
-    replay = recovered(bench.server())
+    replay = replay_figures(bench.server())
     replay |= {"start_s": round(bench.start_s, 3), "empty_start_s": round(empty_start_s, 3)}
-    bench.close(well=False)  # a stop in order would take a snapshot nobody wants
-    return Measured(
+    bench.close(well=False)  # a clean stop would take a snapshot
+    return Measurement(
         {
-            "ram-per-record": round(grown / sizes.ram_records - DATA_BYTES, 1),
+            "ram-per-record": round(growth / sizes.ram_records - DATA_BYTES, 1),
             "replay": round(replay["mb"] / replay["seconds"], 1),
         },
-        {"ram": {"records": sizes.ram_records, "data_bytes": DATA_BYTES, "grown_bytes": grown}, **replay},
+        {"ram": {"records": sizes.ram_records, "data_bytes": DATA_BYTES, "grown_bytes": growth}, **replay},
     )
 
 
-def recovered(server: Server) -> dict[str, Any]:
-    """What the shards have replayed, side by side: bytes of all, time of the slowest."""
+def replay_figures(server: Server) -> dict[str, Any]:
+    """Return the replay figures of the shards, which replay in parallel: total bytes, time of the slowest."""
     lines = (json.loads(text) for text in server.log_text().splitlines() if text.startswith("{"))
-    found = [line for line in lines if line.get("event") == "recovered"]
-    if not found:
-        raise CaseFailed("no shard has logged what it recovered")
-    megabytes = [line["mebibytes"] * 1.048576 for line in found]
-    seconds = [max(line["seconds"], 0.001) for line in found]
+    events = [line for line in lines if line.get("event") == "recovered"]
+    if not events:
+        raise CaseFailed("no shard has logged a `recovered` event")
+    megabytes = [line["mebibytes"] * 1.048576 for line in events]
+    seconds = [max(line["seconds"], 0.001) for line in events]
     return {
         "mb": round(sum(megabytes), 1),
         "seconds": max(seconds),
-        "mb_per_s_each": [round(mb / spent, 1) for mb, spent in zip(megabytes, seconds, strict=True)],
-        "frames": sum(line["frames"] for line in found),
+        "mb_per_s_each": [round(mb / time_s, 1) for mb, time_s in zip(megabytes, seconds, strict=True)],
+        "frames": sum(line["frames"] for line in events),
     }
 
 

@@ -1,10 +1,10 @@
-"""Sessions of the S2 API frame by frame over one HTTP/2 connection, in a process of its own.
+"""S2 sessions frame by frame over one HTTP/2 connection, in a separate process.
 
     python -m loadtests.s2frames '{"url": …, "seconds": 4, "size": 1024, "count": 1000, "in_flight": 5}'
 
-Batches are made beforehand and answers are not taken apart. HTTP/2 is written and read by hand, with large
-windows and few system calls: a client in Rust takes a fraction of a core, and so must this one. So these rows
-measure the server; those of `s2sdk.py` measure what a user of the SDK gets.
+Batches are built beforehand and responses are not parsed. HTTP/2 is implemented here, with large windows and
+few system calls, because a client in Rust uses a fraction of a core, and so must this one. These rows measure
+the server; the rows of `s2sdk.py` measure the SDK with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 BASIN: Final = "bench-s2-basin"
-#: What the server may send before we have read it; given back by halves.
+#: Receive window: bytes that the server may send before we read them; credit is returned by halves.
 _WINDOW_BYTES: Final = 64 << 20
 _H2_FRAME_BYTES: Final = 16_384
 _READ_BYTES: Final = 1 << 20
-#: Buffers of one `sendmsg`: a head and a piece of a batch take two.
+#: Buffers of one `sendmsg`: a frame takes two, its head and its payload.
 _BUFFERS_MAX: Final = 128
 
 _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -35,11 +35,11 @@ _STATUS_200: Final = 0x88
 
 
 def batch(size: int, count: int) -> bytes:
-    """An s2s frame: protobuf of records that are nothing but a body."""
+    """Return an s2s frame: protobuf of records that have only a body."""
     body = b"x" * size
     record = b"\x1a" + _varint(size) + body
-    given = (b"\x0a" + _varint(len(record)) + record) * count
-    return (len(given) + 1).to_bytes(3, "big") + b"\0" + given
+    records = (b"\x0a" + _varint(len(record)) + record) * count
+    return (len(records) + 1).to_bytes(3, "big") + b"\0" + records
 
 
 def _varint(number: int) -> bytes:
@@ -77,14 +77,14 @@ class Session:
         self._sock.setblocking(False)
         self.bytes = self.frames = 0
         self.has_ended = False
-        #: What we may send on the stream and on the connection.
+        #: Send windows of the connection (0) and the stream (1).
         self._windows = {0: 65_535, 1: 65_535}
         self._initial_window = 65_535
         self._untaken: deque[memoryview] = deque()
         self._unsent: deque[bytes | memoryview] = deque()
         self._taken_bytes = 0
         self._pending = bytearray()
-        #: Of the s2s frame that is coming: bytes of its head that are here, and those still to come.
+        #: Of the current s2s frame: the received bytes of its head, and its missing bytes.
         self._head, self._missing = b"", 0
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Session:
 
     @property
     def is_behind(self) -> bool:
-        """True while the server has not taken what it was given."""
+        """True while some data is not sent."""
         return bool(self._untaken or self._unsent)
 
     def put(self, data: bytes) -> None:
@@ -103,7 +103,7 @@ class Session:
         self._unsent.append(_h2(_DATA, _END_STREAM, 1, 0))
 
     def step(self, wait_s: float | None = None) -> None:
-        """Sends what may be sent, and takes what has come; waits for one of them."""
+        """Send and receive what is possible; wait until one of them is."""
         self._send()
         readable, _, _ = select.select([self._sock], [self._sock] if self._unsent else [], [], wait_s)
         if readable:
@@ -128,37 +128,37 @@ class Session:
             if not self._unsent:
                 return
             try:
-                sent = self._sock.sendmsg(list(self._unsent)[:_BUFFERS_MAX])
+                sent_bytes = self._sock.sendmsg(list(self._unsent)[:_BUFFERS_MAX])
             except BlockingIOError:
                 return
-            while self._unsent and sent >= len(self._unsent[0]):
-                sent -= len(self._unsent.popleft())
-            if sent:
-                self._unsent[0] = memoryview(self._unsent[0])[sent:]
+            while self._unsent and sent_bytes >= len(self._unsent[0]):
+                sent_bytes -= len(self._unsent.popleft())
+            if sent_bytes:
+                self._unsent[0] = memoryview(self._unsent[0])[sent_bytes:]
 
     def _receive(self, data: bytes) -> None:
         self._pending += data
-        at, found = 0, self._pending
-        while len(found) - at >= 9:
-            size = int.from_bytes(found[at : at + 3], "big")
-            if len(found) - at < 9 + size:
+        at, buffer = 0, self._pending
+        while len(buffer) - at >= 9:
+            size = int.from_bytes(buffer[at : at + 3], "big")
+            if len(buffer) - at < 9 + size:
                 break
-            kind, flags = found[at + 3], found[at + 4]
+            kind, flags = buffer[at + 3], buffer[at + 4]
             start, at = at + 9, at + 9 + size
             if kind == _DATA:
-                self._count(found, start, at)
+                self._count(buffer, start, at)
                 self._taken_bytes += size
             elif kind == _WINDOW:
-                stream = int.from_bytes(found[start - 4 : start], "big")
-                self._windows[stream] += int.from_bytes(found[start:at], "big")
+                stream = int.from_bytes(buffer[start - 4 : start], "big")
+                self._windows[stream] += int.from_bytes(buffer[start:at], "big")
             else:
-                self._receive_other(kind, flags, bytes(found[start:at]))
+                self._receive_other(kind, flags, bytes(buffer[start:at]))
             if flags & _END_STREAM and kind in (_DATA, _HEADERS):
                 self.has_ended = True
-        del found[:at]
+        del buffer[:at]
         if self._taken_bytes >= _WINDOW_BYTES // 2:
-            taken = self._taken_bytes.to_bytes(4, "big")
-            self._unsent.append(_h2(_WINDOW, 0, 0, 4) + taken + _h2(_WINDOW, 0, 1, 4) + taken)
+            credit = self._taken_bytes.to_bytes(4, "big")
+            self._unsent.append(_h2(_WINDOW, 0, 0, 4) + credit + _h2(_WINDOW, 0, 1, 4) + credit)
             self._taken_bytes = 0
 
     def _receive_other(self, kind: int, flags: int, payload: bytes) -> None:
@@ -174,20 +174,20 @@ class Session:
         elif kind == _PING and not flags & _ACK:
             self._unsent.append(_h2(_PING, _ACK, 0, 8) + payload)
         elif kind in (_RST, _GOAWAY):
-            raise ConnectionError(f"the server has given up: {payload!r}")
+            raise ConnectionError(f"the server reset the session: {payload!r}")
 
     def _count(self, data: bytearray, at: int, end: int) -> None:
-        """Counts s2s frames without looking into them."""
+        """Count s2s frames without parsing them."""
         self.bytes += end - at
         while at < end:
             if self._missing:
-                taken = min(self._missing, end - at)
-                self._missing -= taken
-                at += taken
+                size = min(self._missing, end - at)
+                self._missing -= size
+                at += size
             else:
-                taken = min(4 - len(self._head), end - at)
-                self._head += data[at : at + taken]
-                at += taken
+                size = min(4 - len(self._head), end - at)
+                self._head += data[at : at + size]
+                at += size
                 if len(self._head) < 4:
                     return
                 assert self._head[3] < 0x80, bytes(data[at:end])
@@ -205,55 +205,57 @@ def _literal(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
 
 
-def append(url: str, path: str, given: bytes, *, seconds: float, in_flight: int) -> tuple[float, int]:
-    """As many batches as the server takes, some on the way at a time: seconds until the last ack, batches."""
+def append(url: str, path: str, frame: bytes, *, seconds: float, in_flight: int) -> tuple[float, int]:
+    """Append with `in_flight` batches outstanding. Return seconds until the last ack, and batches."""
     session = Session(url, "POST", path, ends=False)
     began = time.perf_counter()
-    sent = 0
+    sent_count = 0
     while time.perf_counter() < began + seconds:
-        while sent - session.frames < in_flight:
-            session.put(given)
-            sent += 1
+        while sent_count - session.frames < in_flight:
+            session.put(frame)
+            sent_count += 1
         session.step()
-    _finish(session, sent)
-    return time.perf_counter() - began, sent
+    _finish(session, sent_count)
+    return time.perf_counter() - began, sent_count
 
 
-def paced(
-    url: str, path: str, given: bytes, *, seconds: float, per_s: float, in_flight: int
+def append_at_rate(
+    url: str, path: str, frame: bytes, *, seconds: float, per_s: float, in_flight: int
 ) -> tuple[list[float], int]:
-    """Batches at a steady rate: milliseconds from when each was due to its ack. One that is due while too
-    many are on the way waits here, and that counts."""
+    """Append batches at a steady rate. Return milliseconds from the due time of each to its ack, and batches.
+
+    A batch that is due while `in_flight` are outstanding waits here, and the wait counts.
+    """
     session = Session(url, "POST", path, ends=False)
     session.step()
     began = time.perf_counter()
     due: deque[float] = deque()
-    sent = acked = 0
+    sent_count = acked_count = 0
     took_ms: list[float] = []
     while (now := time.perf_counter()) < began + seconds or due:
-        next_s = began + sent / per_s
-        if next_s <= now and next_s < began + seconds and sent - session.frames < in_flight:
-            session.put(given)
+        next_s = began + sent_count / per_s
+        if next_s <= now and next_s < began + seconds and sent_count - session.frames < in_flight:
+            session.put(frame)
             due.append(next_s)
-            sent += 1
+            sent_count += 1
             session.step(0)
         else:
             session.step(max(0.0, next_s - now) if next_s > now and next_s < began + seconds else 0.05)
         now = time.perf_counter()
-        while acked < session.frames:
+        while acked_count < session.frames:
             took_ms.append(1000 * (now - due.popleft()))
-            acked += 1
-    _finish(session, sent)
-    return took_ms, sent
+            acked_count += 1
+    _finish(session, sent_count)
+    return took_ms, sent_count
 
 
-def _finish(session: Session, sent: int) -> None:
+def _finish(session: Session, sent_count: int) -> None:
     while session.is_behind:
         session.step()
     session.end()
     while not session.has_ended:
         session.step()
-    assert session.frames == sent, "every batch is acked"
+    assert session.frames == sent_count, "every batch is acked"
     session.close()
 
 
@@ -262,23 +264,23 @@ def read(url: str, path: str, *, records: int, size: int) -> float:
     began = time.perf_counter()
     while not session.has_ended:
         session.step()
-    spent = time.perf_counter() - began
+    took_s = time.perf_counter() - began
     assert session.bytes > records * size, "a read gets all that was acked"
     session.close()
-    return spent
+    return took_s
 
 
 def measure(url: str, path: str, plan: dict[str, Any]) -> dict[str, float]:
     size, count = plan["size"], plan["count"]
-    given = batch(size, count)
+    frame = batch(size, count)
     if "mib_per_s" in plan:
         per_s = plan["mib_per_s"] * 2**20 / (size * count)
-        took_ms, _ = paced(
-            url, path, given, seconds=plan["seconds"], per_s=per_s, in_flight=plan["in_flight"]
+        took_ms, _ = append_at_rate(
+            url, path, frame, seconds=plan["seconds"], per_s=per_s, in_flight=plan["in_flight"]
         )
         return {"p50": statistics.median(took_ms), "p99": statistics.quantiles(took_ms, n=100)[98]}
-    append_s, sent = append(url, path, given, seconds=plan["seconds"], in_flight=plan["in_flight"])
-    records = sent * count
+    append_s, sent_count = append(url, path, frame, seconds=plan["seconds"], in_flight=plan["in_flight"])
+    records = sent_count * count
     read_s = read(url, path, records=records, size=size)
     return {
         "append-records": records / append_s,
@@ -292,8 +294,8 @@ def main(plan: dict[str, Any]) -> dict[str, float]:
     url, stream = plan["url"], f"frames-{time.time_ns()}"
 
     def call(method: str, path: str) -> None:
-        asked = urllib.request.Request(url + path, method=method, headers={"s2-basin": BASIN})
-        urllib.request.urlopen(asked).close()
+        request = urllib.request.Request(url + path, method=method, headers={"s2-basin": BASIN})
+        urllib.request.urlopen(request).close()
 
     call("PUT", f"/v1/basins/{BASIN}")
     call("PUT", f"/v1/streams/{stream}")

@@ -1,9 +1,9 @@
-"""Rows of the S2 API through the official Python SDK, in a process of its own.
+"""Rows of the S2 API with the official Python SDK, in a separate process.
 
     python -m loadtests.s2sdk session '{"url": …, "seconds": 4}'
 
-The SDK is pure Python, so these rows measure it as much as the server: they show what a user of it gets.
-Records have 100 bytes of body, or 100 KB in the rows of large ones.
+The SDK is pure Python, so these rows measure it as much as the server. Records have a body of 100 bytes, or
+100 KB in the rows of large records.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row
+from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measurement, Row
 
 SMALL, LARGE = 100, 100_000
 BASIN: Final = "bench-s2-basin"
-#: Batches on the way at a time.
+#: Batches in flight.
 IN_FLIGHT: Final = 32
-#: What the S2 clients of other languages have on the way at a time, in batches of up to 1 MiB.
+#: Bytes that S2 clients of other languages have in flight, in batches of up to 1 MiB.
 FRAME_BYTES_IN_FLIGHT: Final = 5 * 2**20
-#: The way without the SDK: `s2frames.py`.
+#: Rows without the SDK: `s2frames.py`.
 FRAMES: Final = "frames"
 
 
 async def _session(stream: Any, seconds: float, size: int, count: int) -> tuple[float, int]:
-    """Seconds from the first input to the last ack, and how many records."""
+    """Append for some seconds. Return seconds from the first input to the last ack, and records."""
     from s2_sdk import AppendInput, Record
 
-    given = AppendInput(records=[Record(body=b"x" * size)] * count)
+    append_input = AppendInput(records=[Record(body=b"x" * size)] * count)
     began = time.perf_counter()
     records = 0
     async with stream.append_session(max_unacked_batches=IN_FLIGHT) as session:
         tickets = []
         while time.perf_counter() < began + seconds:
-            tickets.append(await session.submit(given))
+            tickets.append(await session.submit(append_input))
             records += count
         for ticket in tickets:
             await ticket
@@ -48,7 +48,7 @@ async def _session(stream: Any, seconds: float, size: int, count: int) -> tuple[
 
 
 async def _read(stream: Any) -> tuple[float, int, int]:
-    """Seconds, records and bytes of a read session over all there is."""
+    """Read all records. Return seconds, records and bytes."""
     from s2_sdk import SeqNum
 
     began = time.perf_counter()
@@ -61,12 +61,12 @@ async def _read(stream: Any) -> tuple[float, int, int]:
 
 async def sessions(stream: Any, plan: dict[str, Any]) -> dict[str, float]:
     size, count = plan["size"], plan["count"]
-    spent, records = await _session(stream, plan["seconds"], size, count)
+    append_s, records = await _session(stream, plan["seconds"], size, count)
     read_s, read_records, read_bytes = await _read(stream)
     assert read_records == records, "a read session gets all that was acked"
     return {
-        "append-records": records / spent,
-        "append-mb": records * size / spent / 1e6,
+        "append-records": records / append_s,
+        "append-mb": records * size / append_s / 1e6,
         "read-records": read_records / read_s,
         "read-mb": read_bytes / read_s / 1e6,
     }
@@ -75,17 +75,17 @@ async def sessions(stream: Any, plan: dict[str, Any]) -> dict[str, float]:
 async def unary(stream: Any, plan: dict[str, Any]) -> dict[str, float]:
     from s2_sdk import AppendInput, Record
 
-    given = AppendInput(records=[Record(body=b"x" * SMALL)])
-    spent: list[float] = []
+    append_input = AppendInput(records=[Record(body=b"x" * SMALL)])
+    took_ms: list[float] = []
     until = time.perf_counter() + plan["seconds"]
-    while time.perf_counter() < until or len(spent) < 10:
+    while time.perf_counter() < until or len(took_ms) < 10:
         began = time.perf_counter()
-        await stream.append(given)
-        spent.append(1000 * (time.perf_counter() - began))
-    return {"p50": statistics.median(spent), "p99": statistics.quantiles(spent, n=100)[98]}
+        await stream.append(append_input)
+        took_ms.append(1000 * (time.perf_counter() - began))
+    return {"p50": statistics.median(took_ms), "p99": statistics.quantiles(took_ms, n=100)[98]}
 
 
-WAYS: Final[dict[str, Callable[[Any, dict[str, Any]], Awaitable[dict[str, float]]]]] = {
+MEASUREMENTS: Final[dict[str, Callable[[Any, dict[str, Any]], Awaitable[dict[str, float]]]]] = {
     "sessions": sessions,
     "unary": unary,
 }
@@ -100,7 +100,7 @@ async def _main(way: str, plan: dict[str, Any]) -> dict[str, float]:
         basin = s2.basin(BASIN)
         await basin.create_stream(name)
         try:
-            return await WAYS[way](basin.stream(name), plan)
+            return await MEASUREMENTS[way](basin.stream(name), plan)
         finally:
             await basin.delete_stream(name)
 
@@ -109,25 +109,25 @@ async def _main(way: str, plan: dict[str, Any]) -> dict[str, float]:
 # In the benchmark
 
 
-def through_sdk(bench: Bench, case: Case) -> Measured:
+def through_sdk(bench: Bench, case: Case) -> Measurement:
     if importlib.util.find_spec("s2_sdk") is None:
         raise CaseSkipped("Python's s2-sdk is not installed")
-    return _ran(bench, case, ["loadtests.s2sdk", case.plan["way"]])
+    return _run_client(bench, case, ["loadtests.s2sdk", case.plan["way"]])
 
 
-def frame_by_frame(bench: Bench, case: Case) -> Measured:
-    return _ran(bench, case, ["loadtests.s2frames"])
+def frame_by_frame(bench: Bench, case: Case) -> Measurement:
+    return _run_client(bench, case, ["loadtests.s2frames"])
 
 
-def _ran(bench: Bench, case: Case, module: list[str]) -> Measured:
+def _run_client(bench: Bench, case: Case, module: list[str]) -> Measurement:
     plan = {"url": bench.server().url, "seconds": bench.sizes.seconds, **case.plan}
     command = [sys.executable, "-m", *module, json.dumps(plan)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=plan["seconds"] + 120)
     if ran.returncode != 0:
         raise CaseFailed(f"the client ended with {ran.returncode}: {ran.stderr}")
-    found = json.loads(ran.stdout)
+    figures = json.loads(ran.stdout)
     names: dict[str, str] = case.plan["figures"]
-    return Measured({row.key: round(found[names[row.key]], 2) for row in case.rows})
+    return Measurement({row.key: round(figures[names[row.key]], 2) for row in case.rows})
 
 
 def _case(way: str, rows: list[tuple[Row, str]], **plan: Any) -> Case:

@@ -1,4 +1,4 @@
-"""Rows of Spark: rows a second through the data source, warm (`spark_throughput.py`)."""
+"""Rows of Spark: rows a second through the data source, after a warm-up (`spark_throughput.py`)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 import subprocess
 import sys
 
-from loadtests.rows import ROOT, Bench, Case, CaseFailed, Measured, Row
+from loadtests.rows import ROOT, Bench, Case, CaseFailed, Measurement, Row
 
 _ROWS, _ROWS_QUICK = 1_000_000, 2_000
 #: One JVM for all rows, and each figure is the best of three.
 _RUN_S = 600
 
 
-def _measure(bench: Bench, case: Case) -> Measured:
+def _measure(bench: Bench, case: Case) -> Measurement:
     out = bench.folder / "spark.json"
     is_quick = bench.sizes.is_quick
     command = [sys.executable, "-m", "loadtests.spark_throughput", "--json", str(out)]
     command += ["--rows", str(_ROWS_QUICK if is_quick else _ROWS), "--repeat", "0" if is_quick else "3"]
     command += ["--only", ",".join(row.key.removeprefix("spark-") for row in case.rows)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_RUN_S)
-    if ran.returncode:
-        raise CaseFailed(ran.stderr.strip() or "spark_throughput failed")
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_RUN_S)
+    if process.returncode:
+        raise CaseFailed(process.stderr.strip() or "spark_throughput failed")
     figures = json.loads(out.read_text())["figures"]
-    found = {row.key: figures[row.key.removeprefix("spark-")] for row in case.rows}
-    return Measured(found, {"figures": figures})
+    row_figures = {row.key: figures[row.key.removeprefix("spark-")] for row in case.rows}
+    return Measurement(row_figures, {"figures": figures})
 
 
 SPARK_CASES = (

@@ -1,10 +1,10 @@
-"""What Spark's way into and out of boxes costs: `python -m loadtests.spark_throughput`.
+"""Measures Spark's writes to boxes and reads from them: `python -m loadtests.spark_throughput`.
 
-Every figure is in one run beside the same job with a sink that drops everything and a source that makes rows
-up, so what is ours can be told from what is Spark's. Server, JVM and Python workers share the cores of this
-machine. Rows have 128 bytes of data, a tag and a node, and go to 64 boxes. The figure is the best of
-the runs after one that is not counted: the first use of a source starts half a dozen interpreters. Jobs take
-turns, so that a machine that is busy with other things for a while is so for all of them.
+The same run measures the job with a sink that drops everything and a source of generated rows, which shows
+how much of the cost is Spark's. Server, JVM and Python workers share the cores of this machine. Rows have 128
+bytes of data, a tag and a node, and go to 64 boxes. The first run warms up, because the first use of a source
+starts half a dozen interpreters; the figure is the best of the others. Jobs alternate, so that other load
+affects all of them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from loadtests import machine
 from streams.testing import running_server
 
 BOXES = 64
-#: Rows are numbered from here on, so that all numbers have ten digits.
+#: The first row number: all numbers have ten digits.
 FIRST_NUMBER = 1_000_000_000
-#: Rows a second that we aim at, on a quiet machine.
+#: Aims in rows a second, on an idle machine.
 AIMS = {"write-txn": 800_000, "read": 1_200_000}
 
 _SCHEMA = "box string, seq bigint, ts timestamp, data string, tag string, node string, meta string"
 
 
 class DropAll(DataSource):
-    """A sink that takes Arrow batches and drops them; a source whose batches cost nothing to make."""
+    """A sink that drops its Arrow batches, and a source of one repeated batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,13 +54,13 @@ class DropAll(DataSource):
         return _SCHEMA
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
-        return _Dropper()
+        return _DroppingWriter()
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _Inventor(int(self.options["rows"]), int(self.options["cut"]))
+        return _GeneratedReader(int(self.options["rows"]), int(self.options["cut"]))
 
 
-class _Dropper(DataSourceArrowWriter):
+class _DroppingWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         for _ in iterator:
             pass
@@ -73,7 +73,7 @@ class _Dropper(DataSourceArrowWriter):
         pass
 
 
-class _Inventor(DataSourceReader):
+class _GeneratedReader(DataSourceReader):
     def __init__(self, rows: int, cut: int) -> None:
         self._rows, self._cut = rows, cut
 
@@ -97,7 +97,7 @@ class _Inventor(DataSourceReader):
             yield batch.slice(0, min(size, partition.value - start))
 
 
-def made(
+def make_rows(
     spark: SparkSession, rows: int, prefix: str, *, with_meta: bool = False, partitions: int = 4
 ) -> DataFrame:
     frame = spark.range(0, rows, 1, partitions).select(
@@ -111,43 +111,43 @@ def made(
     return frame.withColumn("meta", sql.lit('{"k":1}')) if with_meta else frame
 
 
-def measured(rows: int, repeat: int, runs: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Rows a second: of each, the best of the runs after one that warms up. With no repeat, that one."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+def measure(rows: int, repeat: int, runs: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Return rows a second of each job: the best run after the warm-up. With `repeat` 0, the warm-up."""
+    times_s: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeat + 1):
         for name, run in runs.items():
             began_s = time.perf_counter()
             run()
-            found[name].append(time.perf_counter() - began_s)
-    return {name: rows / min(times[1:] or times) for name, times in found.items()}
+            times_s[name].append(time.perf_counter() - began_s)
+    return {name: rows / min(times[1:] or times) for name, times in times_s.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3, help="0: once, cold; the figures mean nothing")
-    parser.add_argument("--only", metavar="ROW,ROW", help="some rows")
+    parser.add_argument("--only", metavar="ROW,ROW", help="only these rows")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
-    asked = parser.parse_args(argv)
-    if asked.repeat == 0:
-        # It is over before the second compiler would pay.
+    arguments = parser.parse_args(argv)
+    if arguments.repeat == 0:
+        # Too short for the second compiler.
         os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     with (
         tempfile.TemporaryDirectory(prefix="spark-bench-") as folder,
-        running_server(**machine.AS_SERVED) as server,
+        running_server(**machine.USER_SETTINGS) as server,
     ):
-        spark = ss.session(asked.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
+        spark = ss.session(arguments.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
         spark.dataSource.register(DropAll)
-        figures = _figures(spark, server.url, asked.rows, asked.repeat, asked.only)
+        figures = _figures(spark, server.url, arguments.rows, arguments.repeat, arguments.only)
         spark.stop()
     print(f"{'row':24}{'rows/s':>12}{'aim':>12}   of the empty one")
     for key, figure in figures.items():
         aim = f"{AIMS[key]:>12,}" if key in AIMS else f"{'–':>12}"
         empty = figures.get(f"{key.split('-')[0]}-empty")
         print(f"{key:24}{figure:>12,.0f}{aim}   {f'{figure / empty:.0%}' if empty else '–'}")
-    if asked.json is not None:
-        asked.json.write_text(json.dumps({"rows": asked.rows, "figures": figures, "aims": AIMS}))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"rows": arguments.rows, "figures": figures, "aims": AIMS}))
     return 0
 
 
@@ -156,7 +156,7 @@ def _figures(
 ) -> dict[str, float]:
     def write(format: str, *, with_meta: bool = False, **options: str) -> Callable[[], None]:
         def run() -> None:
-            frame = made(spark, rows, f"b{uuid.uuid4().hex[:8]}.", with_meta=with_meta)
+            frame = make_rows(spark, rows, f"b{uuid.uuid4().hex[:8]}.", with_meta=with_meta)
             frame.write.format(format).options(**options).mode("append").save()
 
         return run
@@ -179,8 +179,8 @@ def _figures(
     if only is not None:
         runs = {name: runs[name] for name in only.split(",")}
     if "read" in runs:
-        made(spark, rows, "read.").write.format("streams").option("url", url).mode("append").save()
-    return measured(rows, repeat, runs)
+        make_rows(spark, rows, "read.").write.format("streams").option("url", url).mode("append").save()
+    return measure(rows, repeat, runs)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ One Spark application on a master with two workers runs a streaming query, a bac
     in.N      ──stream──►   copy.N
     files     ──backfill──► filled.N ──replay──► replayed.N
 
-Meanwhile the driver (its Python or its JVM), executors, shards and gateways are killed with SIGKILL, at
-random moments from a seed. A driver that is gone is started again, and continues. It is killed only after one
-of its jobs has made progress, because otherwise a slow machine would never get beyond its start. In the end
-kills stop, the jobs take what is left, and every box is read over plain HTTP and compared row by row with
-what was sent (`recount.py`). The exit code is 1 when a row is lost, there twice, or another one.
+Meanwhile the driver (its Python or its JVM), executors, shards and gateways are killed with SIGKILL at random
+moments, from a seed. A killed driver is restarted and resumes. It is killed only after one of its jobs has
+made progress, because otherwise a slow machine would never get beyond its start. Then kills stop, the jobs
+finish, and every box is read over plain HTTP and compared row by row with the rows sent (`recount.py`). The
+exit code is 1 if a row is lost, duplicated or unknown.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ KINDS: Final = ("driver", "driver's JVM", "executor", "shard", "gateway")
 #: Seconds between two kills: from, to.
 PAUSES_S: Final = (1.0, 12.0)
 REPORT_S: Final = 10.0
-#: How long a driver may take to its first progress, and to finish when kills are over.
+#: Longest time of a driver to its first progress, and to its end after the last kill.
 DRIVER_S: Final = 600.0
-#: Drivers that may fail by themselves when kills are over.
+#: Drivers that may fail without a kill after the last kill.
 FAILURES_MAX: Final = 3
 
 
 def text_of(number: int) -> str:
-    """A text that only this row has."""
+    """Return a text that only this row has."""
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-# -- what is sent
+# -- the rows
 
 
 @dataclass
@@ -76,9 +76,9 @@ class Feed:
     url: str
     folder: Path
     rate: int
-    #: Rows that are appended or in a file; the numbers are 0, 1, 2 and so on.
-    appended: int = 0
-    filed: int = 0
+    #: Rows appended, and rows in files; both are numbered from 0.
+    appended_count: int = 0
+    file_rows: int = 0
     failure: str = ""
     _is_over: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -103,30 +103,30 @@ class Feed:
             self.failure = repr(error)
 
     def _append(self) -> None:
-        first = self.appended
+        first = self.appended_count
         box = f"{PREFIX}.in.{first // BATCH % BOXES}"
         entries = [{"n": n, "text": text_of(n)} for n in range(first, first + BATCH)]
         with streams.Client(self.url, retry=Retry(total_s=120)) as client:
             client.box(box).append_batch(entries, idempotency_key=f"torture-{first}")
-        self.appended += BATCH
+        self.appended_count += BATCH
 
     def _add_file(self) -> None:
-        first = self.filed
+        first = self.file_rows
         lines = [f'{{"n":{n},"text":"{text_of(n)}"}}\n' for n in range(first, first + FILE_LINES)]
-        # Spark must not list a file that is not whole yet.
+        # Spark must not list an incomplete file.
         part = self.folder / "part.json"
         part.write_text("".join(lines))
         part.rename(self.folder / "files" / f"{first:012}.json")
-        self.filed += FILE_LINES
+        self.file_rows += FILE_LINES
 
     def appended_rows(self) -> pa.Table:
-        numbers = range(self.appended)
+        numbers = range(self.appended_count)
         boxes = [n // BATCH % BOXES for n in numbers]
         columns = [pa.array(boxes, pa.int64()), pa.array(numbers, pa.int64())]
         return pa.Table.from_arrays([*columns, pa.array(map(text_of, numbers))], schema=recount.SCHEMA)
 
     def filed_rows(self) -> pa.Table:
-        """The files as they are on the disk, read by pyarrow."""
+        """Read the rows of the files with pyarrow."""
         files = sorted((self.folder / "files").iterdir())
         table = pa.concat_tables([pyarrow.json.read_json(file) for file in files])
         numbers = table["n"].to_pylist()
@@ -138,7 +138,7 @@ class Feed:
 
 
 class Drivers:
-    """One driver at a time: a new one is started whenever the last has ended."""
+    """Runs one driver at a time, and starts a new one when it has ended."""
 
     def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
         self._folder = folder
@@ -147,9 +147,9 @@ class Drivers:
         self._sessions: set[int] = set()
         self._was_killed = False
         self._began_s = 0.0
-        self.started = 0
-        #: Drivers that ended by themselves without having finished.
-        self.failed = 0
+        self.started_count = 0
+        #: Drivers that ended without a kill and without having finished.
+        self.failed_count = 0
         self.failures: list[str] = []
         self._process = self._begin()
 
@@ -157,9 +157,11 @@ class Drivers:
         self._ready.unlink(missing_ok=True)
         self._was_killed = False
         self._began_s = time.monotonic()
-        self.started += 1
+        self.started_count += 1
         process = start(
-            "loadtests.spark_torture_driver", self._plan, log=self._folder / f"driver-{self.started}.log"
+            "loadtests.spark_torture_driver",
+            self._plan,
+            log=self._folder / f"driver-{self.started_count}.log",
         )
         self._sessions.add(process.pid)
         return process
@@ -176,39 +178,39 @@ class Drivers:
         self._was_killed = True
 
     def look(self) -> bool:
-        """Starts the next driver if the last has ended. True when one has finished all."""
+        """Start a new driver if the last has ended. Return True if it has finished everything."""
         code = self._process.poll()
         if code is None:
             if not self._ready.exists() and time.monotonic() - self._began_s > DRIVER_S:
-                raise TimeoutError(f"driver {self.started} has made no progress in {DRIVER_S:.0f} s")
+                raise TimeoutError(f"driver {self.started_count} has made no progress in {DRIVER_S:.0f} s")
             return False
         if code == 0:
             return True
         if not self._was_killed:
-            self.failed += 1
+            self.failed_count += 1
             self.failures.append(self._last_words())
-            say(f"driver {self.started} ended by itself: {self.failures[-1]}")
+            say(f"driver {self.started_count} ended without a kill: {self.failures[-1]}")
         self._process = self._begin()
         return False
 
     def _last_words(self) -> str:
-        log = (self._folder / f"driver-{self.started}.log").read_text(errors="replace")
+        log = (self._folder / f"driver-{self.started_count}.log").read_text(errors="replace")
         ours = [line for line in log.splitlines() if line.startswith(("streams.", "py4j.", "RuntimeError"))]
         lines = ours or log.splitlines()
         return lines[-1][:500] if lines else "(nothing)"
 
     def finish(self) -> None:
-        """Waits until a driver has taken all that is left."""
+        """Wait until a driver has finished everything."""
         self._stop.touch()
-        failed = self.failed
+        failed_before = self.failed_count
         until = time.monotonic() + DRIVER_S
         while not self.look():
-            if time.monotonic() > until or self.failed - failed > FAILURES_MAX:
+            if time.monotonic() > until or self.failed_count - failed_before > FAILURES_MAX:
                 raise TimeoutError("the jobs did not finish after kills were over")
             time.sleep(0.5)
 
     def end(self) -> None:
-        """Ends whatever is left of all drivers, orphans included."""
+        """Kill all processes of all drivers, including orphans."""
         for each in processes().values():
             if each.session in self._sessions:
                 send_kill(each.pid)
@@ -234,7 +236,7 @@ class Killer:
     counts: Counter[str] = field(default_factory=Counter)
 
     def kill(self) -> None:
-        """Kills a process of a random kind, if one can be killed now."""
+        """Kill a process of a random kind, if one can be killed now."""
         kind, luck = self.dice.choice(KINDS), self.dice.random()
         candidates = self._candidates().get(kind)
         if not candidates:
@@ -247,18 +249,18 @@ class Killer:
             say(f"kill {sum(self.counts.values())}: {kind}, process {pid}")
 
     def _candidates(self) -> dict[str, list[int]]:
-        found = {
+        pids = {
             "shard": sorted(self.server.shard_pids().values()),
             "gateway": sorted(self.server.gateway_pids().values()),
         }
         table = processes()
         if self.drivers.is_ready:
             mine = descendants(table, self.drivers.pid)
-            found["driver"] = [self.drivers.pid]
-            found["driver's JVM"] = [each.pid for each in mine if each.name == "java"]
+            pids["driver"] = [self.drivers.pid]
+            pids["driver's JVM"] = [each.pid for each in mine if each.name == "java"]
             mine = descendants(table, os.getpid())
-            found["executor"] = [each.pid for each in mine if "CoarseGrainedExecutorBackend" in each.command]
-        return found
+            pids["executor"] = [each.pid for each in mine if "CoarseGrainedExecutorBackend" in each.command]
+        return pids
 
 
 # -- the run
@@ -276,49 +278,49 @@ def boxes_of(kind: str) -> list[str]:
 
 
 def counts(url: str) -> str:
-    """How many records each kind of box has, for a line of progress; – while nobody answers."""
-    shown = []
+    """Return the record count of each kind of box, for a line of progress; – while the server is down."""
+    texts = []
     for kind in ("copy", "filled", "replayed"):
         states = [once(url, "GET", f"/v0/boxes/{box}") for box in boxes_of(kind)]
         is_known = all(status == 200 for status, _ in states)
         total = f"{sum(json.loads(text)['count'] for _, text in states):,}" if is_known else "–"
-        shown.append(f"{kind} {total}")
-    return ", ".join(shown)
+        texts.append(f"{kind} {total}")
+    return ", ".join(texts)
 
 
-def torture(asked: argparse.Namespace, folder: Path, server: Server, master: str) -> dict[str, Recount]:
+def torture(arguments: argparse.Namespace, folder: Path, server: Server, master: str) -> dict[str, Recount]:
     with streams.Client(server.url) as client:
         for kind in ("in", "copy", "filled", "replayed"):
             for box in boxes_of(kind):
                 client.box(box).create()
     (folder / "files").mkdir()
-    feed = Feed(server.url, folder, asked.rate)
+    feed = Feed(server.url, folder, arguments.rate)
     drivers = Drivers(folder, {"url": server.url, "master": master, "prefix": PREFIX, "boxes": BOXES})
-    killer = Killer(server, drivers, random.Random(asked.seed))
+    killer = Killer(server, drivers, random.Random(arguments.seed))
     try:
         feed.begin()
         try:
-            _kill_for(asked.minutes * 60, killer, drivers, feed)
+            _kill_for(arguments.minutes * 60, killer, drivers, feed)
         finally:
             feed.end()
         if feed.failure:
             raise RuntimeError(f"the feed failed: {feed.failure}")
-        say(f"kills are over; {feed.appended:,} rows appended, {feed.filed:,} in files; finishing")
+        say(f"kills are over; {feed.appended_count:,} rows appended, {feed.file_rows:,} in files; finishing")
         drivers.finish()
     finally:
         drivers.end()
     say("recounting")
     _print_kills(killer, drivers)
-    sent = {"in": feed.appended_rows(), "filled": feed.filed_rows()}
-    sent |= {"copy": sent["in"], "replayed": sent["filled"]}
+    sent_rows = {"in": feed.appended_rows(), "filled": feed.filed_rows()}
+    sent_rows |= {"copy": sent_rows["in"], "replayed": sent_rows["filled"]}
     return {
-        kind: recount.compare(sent[kind], *recount.read_boxes(server.url, boxes_of(kind)))
+        kind: recount.compare(sent_rows[kind], *recount.read_boxes(server.url, boxes_of(kind)))
         for kind in ("in", "copy", "filled", "replayed")
     }
 
 
 def _kill_for(seconds: float, killer: Killer, drivers: Drivers, feed: Feed) -> None:
-    """Kills begin when the first driver has made progress."""
+    """Kill processes for some seconds, after the first driver has made progress."""
     say("waiting for the first progress")
     while not drivers.is_ready:
         drivers.look()
@@ -332,22 +334,25 @@ def _kill_for(seconds: float, killer: Killer, drivers: Drivers, feed: Feed) -> N
             killer.kill()
             next_kill = now + killer.dice.uniform(*PAUSES_S)
         if now >= next_report:
-            say(f"appended {feed.appended:,}, in files {feed.filed:,}; {counts(killer.server.url)}")
+            say(f"appended {feed.appended_count:,}, in files {feed.file_rows:,}; {counts(killer.server.url)}")
             next_report = now + REPORT_S
         time.sleep(0.1)
 
 
 def _print_kills(killer: Killer, drivers: Drivers) -> None:
-    shown = ", ".join(f"{killer.counts[kind]} {kind}" for kind in KINDS)
-    say(f"{sum(killer.counts.values())} kills: {shown}; {drivers.started} drivers, {drivers.failed} failed")
+    counts_text = ", ".join(f"{killer.counts[kind]} {kind}" for kind in KINDS)
+    say(
+        f"{sum(killer.counts.values())} kills: {counts_text}; {drivers.started_count} drivers, "
+        f"{drivers.failed_count} failed"
+    )
 
 
-def table_of(found: dict[str, Recount]) -> str:
-    lines = [f"{'boxes':12}{'sent':>12}{'found':>12}{'lost':>8}{'twice':>8}{'strange':>9}{'gaps':>6}  agrees"]
-    for kind, each in found.items():
+def table_of(recounts: dict[str, Recount]) -> str:
+    lines = [f"{'boxes':12}{'sent':>12}{'found':>12}{'lost':>8}{'twice':>8}{'unknown':>9}{'gaps':>6}  agrees"]
+    for kind, each in recounts.items():
         lines.append(
-            f"{kind:12}{each.sent:>12,}{each.found:>12,}{each.lost:>8,}{each.twice:>8,}{each.strange:>9,}"
-            f"{each.gaps:>6,}  {'yes' if each.agrees else 'NO'}"
+            f"{kind:12}{each.sent_count:>12,}{each.found_count:>12,}{each.lost_count:>8,}{each.duplicate_count:>8,}{each.unknown_count:>9,}"
+            f"{each.gap_count:>6,}  {'yes' if each.agrees else 'NO'}"
         )
     return "\n".join(lines)
 
@@ -359,24 +364,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=int, default=1500, help="rows a second, to boxes and in files each")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
-    asked = parser.parse_args(argv)
-    say(f"seed {asked.seed}")
+    arguments = parser.parse_args(argv)
+    say(f"seed {arguments.seed}")
     (ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=ROOT / "build"))
     (folder / "cluster").mkdir()
     try:
         with (
-            running_server(folder / "data", shards=asked.shards, **machine.AS_SERVED) as server,
+            running_server(folder / "data", shards=arguments.shards, **machine.USER_SETTINGS) as server,
             cluster(folder / "cluster") as master,
         ):
-            found = torture(asked, folder, server, master)
+            recounts = torture(arguments, folder, server, master)
     finally:
-        if asked.keep:
+        if arguments.keep:
             say(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    print(table_of(found))
-    return 0 if all(each.agrees for each in found.values()) else 1
+    print(table_of(recounts))
+    return 0 if all(each.agrees for each in recounts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     in.N      ──stream──►   copy.N
     files     ──backfill──► filled.N ──replay──► replayed.N
 
-It reads its plan as JSON from standard input. It touches `ready` when one of the three has made progress, and
-ends with exit code 0 when `stop` is there and everything that was there by then is written. Any error ends
-it with exit code 1: the next driver continues from checkpoint and ledgers.
+It reads its plan as JSON from standard input. It touches `ready` when one of the three has made progress.
+When `stop` exists, it writes the remaining rows and ends with exit code 0. Any error ends it with exit code
+1; the next driver resumes from checkpoint and ledgers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-#: Small, so that many steps are open to kills.
+#: Small, so that kills meet many steps.
 GROUP_BYTES, STEP_RECORDS = 2 << 20, 20_000
 PAUSE_S = 0.5
 
@@ -39,7 +39,7 @@ class Driver:
         self._folder = Path(plan["folder"])
         self._stop, self._ready = Path(plan["stop"]), Path(plan["ready"])
         home = spark_home()
-        if home is not None:  # its Python processes start sooner
+        if home is not None:  # its Python processes start faster
             os.environ["SPARK_HOME"] = str(home)
         self._spark: SparkSession = ss.session(
             master=plan["master"],
@@ -60,7 +60,7 @@ class Driver:
     def run(self) -> None:
         query = self._query()
         filling = self._start(self._backfill, lambda: True)
-        # Its source is complete when the last backfill is.
+        # The source of the replay is complete when the backfill has ended.
         replaying = self._start(self._replay, lambda: not filling.is_alive())
         while filling.is_alive() or replaying.is_alive():
             if not query.isActive:
@@ -74,7 +74,7 @@ class Driver:
         self._spark.stop()
 
     def _start(self, job: Callable[[], int], is_complete: Callable[[], bool]) -> threading.Thread:
-        """Runs a job again and again until it has seen everything."""
+        """Repeat a job in a thread until its source is complete."""
 
         def repeat() -> None:
             try:
@@ -94,14 +94,14 @@ class Driver:
     def _query(self, **trigger: Any) -> StreamingQuery:
         source = self._spark.readStream.format("streams").option("url", self._url)
         source = source.option("startingOffsets", "earliest").option("subscribePrefix", f"{self._prefix}.in.")
-        rows = source.load().selectExpr(self._renamed("copy"), "data", "tag")
+        rows = source.load().selectExpr(self._box_column("copy"), "data", "tag")
         sink = rows.writeStream.format("streams").option("url", self._url)
         sink = sink.option("checkpointLocation", str(self._folder / "checkpoint"))
         return (sink.trigger(**trigger) if trigger else sink).queryName("torture").start()
 
     def _backfill(self) -> int:
         box = f"cast(get_json_object(data, '$.n') as bigint) % {self._boxes}"
-        done = jobs.backfill(
+        result = jobs.backfill(
             self._spark,
             str(self._folder / "files"),
             name=f"{self._prefix}.files",
@@ -109,25 +109,25 @@ class Driver:
             group_bytes=GROUP_BYTES,
             url=self._url,
         )
-        return done.records
+        return result.records
 
     def _replay(self) -> int:
-        done = jobs.replay(
+        result = jobs.replay(
             self._spark,
             name=f"{self._prefix}.again",
             prefix=f"{self._prefix}.filled.",
-            transform=lambda rows: rows.selectExpr(self._renamed("replayed"), "data", "tag"),
+            transform=lambda rows: rows.selectExpr(self._box_column("replayed"), "data", "tag"),
             step_records=STEP_RECORDS,
             url=self._url,
         )
-        return done.records
+        return result.records
 
-    def _renamed(self, target: str) -> str:
+    def _box_column(self, target: str) -> str:
         return f"concat('{self._prefix}.{target}.', substring_index(box, '.', -1)) as box"
 
 
 def _fail() -> None:
-    """Ends the process, whatever other threads and the JVM do."""
+    """End the process at once, with its threads and its JVM."""
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)

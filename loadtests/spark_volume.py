@@ -1,10 +1,10 @@
-"""Many rows through Spark, once in and once out: `python -m loadtests.spark_volume --rows 100000000`.
+"""Writes many rows with Spark once and reads them once: `python -m loadtests.spark_volume --rows 100000000`.
 
 One `save()` with default settings, which is one transaction, then one read of everything. The rows are those
 of `spark_throughput.py`: 128 bytes of data, 64 boxes. The table has times, rates, and the peak memory (RSS)
-of each kind of process; while it runs, a line says how far it is. What is read must be what was written:
-count, sum and hash of all numbers. The exit code is 1 when it is not, and 2 when the disk is too small.
-Everything is in a folder below `build/`, which is removed at the end.
+of each kind of process; a line shows the progress. Count, sum and hash of all numbers read must equal those
+written. The exit code is 1 if they do not, and 2 if the disk is too small. All data is in a folder below
+`build/`, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import streams.spark as ss
 from loadtests import machine
 from loadtests.process_table import descendants, processes
 from loadtests.rows import ROOT
-from loadtests.spark_throughput import FIRST_NUMBER, made
+from loadtests.spark_throughput import FIRST_NUMBER, make_rows
 from streams.direct import Shards
 from streams.testing import Server, running_server
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DATA_BYTES: Final = 128
-#: Bytes on the disk for each row at the worst moment: rows as they came, as they are kept, and sealed.
+#: Peak disk use of a row in bytes: as sent, as rendered, and as sealed.
 DISK_BYTES_A_ROW: Final = 530
 PREFIX: Final = "volume."
 SAMPLE_S: Final = 1.0
@@ -53,7 +53,7 @@ class Watch:
         self._began_s = time.monotonic()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        #: Kind -> peak of the largest process, and of all of them together.
+        #: Kind -> peak of its largest process, and peak of all its processes together.
         self.largest: dict[str, int] = {}
         self.total: dict[str, int] = {}
         self.disk_bytes = self.disk_bytes_at_start = folder_bytes(folder)
@@ -76,8 +76,8 @@ class Watch:
             now = self._sample()
             if time.monotonic() >= next_report:
                 next_report += REPORT_S
-                shown = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in sorted(now.items()))
-                self.say(f"{self.part}{self._tasks()}; {shown}; disk {self.disk_bytes / 1e9:.2f} GB at most")
+                sizes = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in sorted(now.items()))
+                self.say(f"{self.part}{self._tasks()}; {sizes}; disk {self.disk_bytes / 1e9:.2f} GB at most")
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began_s:7.1f} s  {text}", flush=True)
@@ -110,7 +110,7 @@ class Watch:
 
 
 def resident_bytes(pid: int) -> int:
-    """RSS of a process; 0 when it has ended. Cheaper than Pss, which walks every mapping of a JVM."""
+    """Return the RSS of a process; 0 if it has ended. Cheaper than Pss, which walks every mapping."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError):
@@ -118,25 +118,25 @@ def resident_bytes(pid: int) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Space that files below a folder take on the disk."""
+    """Return the disk use of the files below a folder."""
     total = 0
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_blocks * 512
         except OSError:
-            pass  # it has just been removed
+            pass  # just removed
     return total
 
 
 def numbers(frame: DataFrame, number: Column) -> tuple[int, int, int]:
-    """Count, sum and hash of the numbers of rows."""
-    found = frame.agg(sql.count(number), sql.sum(number), sql.bit_xor(sql.xxhash64(number))).first()
-    assert found is not None
-    return found[0], found[1], found[2]
+    """Return count, sum and hash of the numbers of rows."""
+    row = frame.agg(sql.count(number), sql.sum(number), sql.bit_xor(sql.xxhash64(number))).first()
+    assert row is not None
+    return row[0], row[1], row[2]
 
 
 def wait_until_rendered(url: str) -> None:
-    """Waits until every shard has written the rows of its commits in their final form."""
+    """Wait until every shard has written the rows of its commits in their final form."""
     with Shards(url) as shards:
         while any(shards.txn_list(shard).rendering for shard in range(shards.count)):
             time.sleep(0.2)
@@ -144,34 +144,34 @@ def wait_until_rendered(url: str) -> None:
 
 def run(rows: int, cores: int | None, folder: Path) -> bool:
     times: dict[str, float] = {}
-    with running_server(folder / "data", **machine.AS_SERVED) as server, Watch(server, folder) as watch:
+    with running_server(folder / "data", **machine.USER_SETTINGS) as server, Watch(server, folder) as watch:
 
-        def timed(part: str, work: Callable[[], T]) -> T:
+        def measure_part(part: str, work: Callable[[], T]) -> T:
             watch.part = part
             began_s = time.monotonic()
-            found = work()
+            read_numbers = work()
             times[part] = time.monotonic() - began_s
             watch.say(f"{part}: {times[part]:.1f} s")
-            return found
+            return read_numbers
 
         spark = ss.session(cores, config={"spark.local.dir": str(folder / "spark")})
         watch.follow(spark)
         try:
-            frame = made(spark, rows, PREFIX, partitions=max(4, rows // 1_000_000))
+            frame = make_rows(spark, rows, PREFIX, partitions=max(4, rows // 1_000_000))
             write = frame.write.format("streams").option("url", server.url).mode("append")
-            timed("write", write.save)
-            timed("render", lambda: wait_until_rendered(server.url))
+            measure_part("write", write.save)
+            measure_part("render", lambda: wait_until_rendered(server.url))
             source = spark.read.format("streams").option("url", server.url)
             read = source.option("subscribePrefix", PREFIX).load()
             number = sql.get_json_object("data", "$.n").cast("bigint")
-            found = timed("read", lambda: numbers(read, number))
-            expected = numbers(spark.range(FIRST_NUMBER, FIRST_NUMBER + rows), sql.col("id"))
+            read_numbers = measure_part("read", lambda: numbers(read, number))
+            written_numbers = numbers(spark.range(FIRST_NUMBER, FIRST_NUMBER + rows), sql.col("id"))
         finally:
             spark.stop()
     _show(rows, times, watch)
-    if found != expected:
-        print(f"read {found}, written {expected} (count, sum, hash)", file=sys.stderr)
-    return found == expected
+    if read_numbers != written_numbers:
+        print(f"read {read_numbers}, written {written_numbers} (count, sum, hash)", file=sys.stderr)
+    return read_numbers == written_numbers
 
 
 def _show(rows: int, times: dict[str, float], watch: Watch) -> None:
@@ -193,17 +193,21 @@ def _show(rows: int, times: dict[str, float], watch: Watch) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--cores", type=int, help="of Spark; all by default")
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where data goes for the time")
-    asked = parser.parse_args(argv)
-    asked.dir.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(asked.dir).free, asked.rows * DISK_BYTES_A_ROW + (2 << 30)
-    if free < needed:
-        print(f"{asked.dir} has {free / 1e9:.1f} GB free; {needed / 1e9:.1f} GB are needed", file=sys.stderr)
+    parser.add_argument("--cores", type=int, help="cores of Spark (default: all)")
+    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="folder for temporary data")
+    arguments = parser.parse_args(argv)
+    arguments.dir.mkdir(parents=True, exist_ok=True)
+    free, needed_bytes = shutil.disk_usage(arguments.dir).free, arguments.rows * DISK_BYTES_A_ROW + (2 << 30)
+    if free < needed_bytes:
+        print(
+            f"{arguments.dir} has {free / 1e9:.1f} GB free; {needed_bytes / 1e9:.1f} GB are needed. "
+            "Choose another disk with --dir",
+            file=sys.stderr,
+        )
         return 2
-    folder = Path(tempfile.mkdtemp(prefix="volume-", dir=asked.dir.absolute()))
+    folder = Path(tempfile.mkdtemp(prefix="volume-", dir=arguments.dir.absolute()))
     try:
-        return 0 if run(asked.rows, asked.cores, folder) else 1
+        return 0 if run(arguments.rows, arguments.cores, folder) else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,8 +1,8 @@
 """Measures the longest step of a shard's thread in operations on large boxes: `python -m loadtests.steps`.
 
 While a step runs, every other box of the shard waits. Each row is CPU time of one thread, without files or
-sockets, so it says what the core costs and nothing about a disk. Work of other threads (encoding a snapshot,
-looking up tags) is not in it. Words on the command line choose rows.
+sockets, so it shows the cost of the core and nothing about a disk. It excludes other threads (encoding a
+snapshot, looking up tags). Words on the command line select rows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ SIZE = 60
 
 
 class Steps:
-    """CPU milliseconds of the longest call, and how many calls there were. What was made before is not looked
-    at by the garbage collector any more."""
+    """Counts calls, and measures the CPU time of the longest one in milliseconds.
+
+    Earlier objects are frozen: the garbage collector does not visit them.
+    """
 
     def __init__(self) -> None:
         gc.collect()
@@ -48,15 +50,15 @@ class Steps:
     def run(self, call: Callable[[], T]) -> T:
         start = time.thread_time()
         result = call()
-        taken = 1000 * (time.thread_time() - start)
-        self.longest_ms = max(self.longest_ms, taken)
-        self.total_ms += taken
+        took_ms = 1000 * (time.thread_time() - start)
+        self.longest_ms = max(self.longest_ms, took_ms)
+        self.total_ms += took_ms
         self.count += 1
         return result
 
 
 def sealed_box(batch_records: int) -> tuple[Machine, Box]:
-    """A box of `RECORDS` sealed records whose payload is nowhere: no step may need it."""
+    """Return a box of `RECORDS` sealed records without payloads: no step may need them."""
     machine = Machine()
     machine.handle(commands.PutBox("b", BoxPatch()), 1)
     box = machine.boxes["b"]
@@ -102,7 +104,7 @@ def delete_by_prefix(batch_records: int) -> Steps:
 
 
 def delete_in_memory(batch_records: int) -> Steps:
-    """A box in memory is never sealed: its batches are looked at one by one."""
+    """Delete by prefix in a box in memory, which is never sealed: its batches are scanned one by one."""
     machine = Machine()
     machine.handle(commands.PutBox("b", BoxPatch(durability="memory")), 1)
     box = machine.boxes["b"]
@@ -163,7 +165,7 @@ def claims() -> Steps:
 
 
 def returned_box() -> tuple[Machine, Box]:
-    """A queue whose jobs were all given back, so that the log knows of all of them."""
+    """Return a queue whose jobs were all returned, so that the log has an entry for each."""
     machine, box = claimed_box()
     machine.handle(commands.PutBox("q", BoxPatch(durability="disk")), 3)
     assert box.queue is not None

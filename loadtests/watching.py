@@ -1,12 +1,11 @@
-"""Watchers of one box and one writer, in the generator's process: how long until everyone has an append.
+"""Measures the time until all watchers of a box have an append, in the process of the load generator.
 
-Closed loop: the next append goes when every watcher has the last one, so what is measured is one append's way
-to all of them and never a queue of earlier ones. A delivery's latency runs from the first byte of the append
-sent to the moment its watcher's bytes have been read here, and we read one watcher after the other: with many
-watchers, part of the figure is ours.
+Closed loop: the next append follows when every watcher has the last one, so appends never queue. A latency
+runs from the first byte of the append until this process has read the watcher's bytes. It reads one watcher
+after the other: with many watchers, part of the figure is its own.
 
-A stalled watcher asks for the box from its start and never reads. What is there, `first_seq` records, must be
-more than the kernel will hold for it (3 MB were seen), so that it is stalled before the clock starts.
+A stalled watcher requests the box from its start and never reads. The box must have more bytes (`first_seq`
+records) than the kernel buffers (3 MB were seen), so that the watcher is stalled before the clock starts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from loadtests.generator import DRAIN_S, SILENCE_S, LoadFailed, Tally, append_bo
 
 _RECEIVE_BYTES = 64 * 1024
 _CAUGHT_UP = b"event: caught-up"
-#: Longer than any marker: what is kept of a watcher's last bytes, in case a marker was cut in two.
+#: Last bytes of a watcher to keep, because a marker may be split; longer than any marker.
 _TAIL_BYTES = 64
 
 
@@ -32,7 +31,9 @@ class WatchLoad:
         self._tails: dict[int, bytes] = {}
         self._socks: dict[int, socket.socket] = {}
         self._first_seq = plan.get("first_seq", 0)
-        self._stalled = [self._open("from_seq=0", receive_bytes=4096) for _ in range(plan.get("stalled", 0))]
+        self._stalled_sockets = [
+            self._open("from_seq=0", receive_bytes=4096) for _ in range(plan.get("stalled", 0))
+        ]
         for _ in range(plan["watchers"]):
             sock = self._open("tail=true")
             self._socks[sock.fileno()] = sock
@@ -63,15 +64,15 @@ class WatchLoad:
             self._wait_for(b'"to_seq":%d,' % seq, sent_ns)
             answer = self._writer.recv(_RECEIVE_BYTES)
             if not answer.startswith(b"HTTP/1.1 20"):
-                tally.failed(answer)
+                tally.add_failure(answer)
         tally.end(monotonic_ns())
         return tally.result()
 
     def _wait_for(self, marker: bytes, sent_ns: int) -> None:
-        """Until every watcher has been sent the marker once."""
+        """Wait until every watcher has received the marker."""
         missing = len(self._socks)
-        found = {fd for fd, tail in self._tails.items() if marker in tail}
-        missing -= len(found)
+        notified_fds = {fd for fd, tail in self._tails.items() if marker in tail}
+        missing -= len(notified_fds)
         while missing:
             events = self._epoll.poll(SILENCE_S if sent_ns == 0 else max(DRAIN_S, SILENCE_S))
             if not events:
@@ -80,11 +81,11 @@ class WatchLoad:
                 data = self._socks[fd].recv(_RECEIVE_BYTES)
                 if not data:
                     raise LoadFailed("the server ended a stream")
-                seen = self._tails[fd] + data
-                self._tails[fd] = seen[-_TAIL_BYTES:]
-                if fd not in found and marker in seen:
-                    found.add(fd)
+                text = self._tails[fd] + data
+                self._tails[fd] = text[-_TAIL_BYTES:]
+                if fd not in notified_fds and marker in text:
+                    notified_fds.add(fd)
                     missing -= 1
                     if sent_ns:
                         now_ns = monotonic_ns()
-                        self._tally.answered(now_ns, now_ns - sent_ns, 1)
+                        self._tally.add_answer(now_ns, now_ns - sent_ns, 1)

@@ -1,7 +1,7 @@
 """Workers of a queue as load: each connection claims some jobs, acks them, and claims again.
 
-A job counts when its ack is answered. Latencies are those of the claims alone. A worker that finds the queue
-empty ends the measurement: what came after would be the price of waiting.
+A job counts when its ack succeeds. Latencies are those of the claims. A worker that finds the queue empty
+ends the measurement, because later figures would include waits.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _seqs_of = re.compile(rb'"\$seq":(\d+),').findall
 
 
 class Worker:
-    """What one connection sends next. Work of one worker is in one box."""
+    """The requests of one connection: a worker of one queue."""
 
     def __init__(self, box: str, number: int, batch: int) -> None:
         self._path = f"/v0/boxes/{box}"
         self._node = b"w%d" % number
         self._claim = http_request(f"{self._path}/claim", b'{"node":"%b","max":%d}' % (self._node, batch))
-        #: What it holds; empty when it is about to claim.
+        #: Claimed jobs; empty before a claim.
         self.seqs: list[bytes] = []
         self.is_acking = False
 
@@ -40,23 +40,23 @@ class WorkLoad(HttpLoad):
         boxes = plan["boxes"]
         return Worker(boxes[index % len(boxes)], index, plan["batch"])
 
-    def _answered(self, connection: Any, now_ns: int) -> None:
+    def _on_answer(self, connection: Any, now_ns: int) -> None:
         worker = connection.steps
         if worker.is_acking:
             worker.seqs = []
-            self._tally.answered_untimed(now_ns, connection.records)
+            self._tally.add_untimed_answer(now_ns, connection.records)
         else:
             if not worker.seqs:
                 self._tally.end(now_ns)
-            super()._answered(connection, now_ns)
+            super()._on_answer(connection, now_ns)
 
     def _check(self, connection: Any, size: int) -> None:
         buffer, worker = connection.buffer, connection.steps
         connection.answers += 1
         if not buffer.startswith(b"HTTP/1.1 2"):
             connection.records = 0
-            self._tally.failed(bytes(buffer[:size]))
+            self._tally.add_failure(bytes(buffer[:size]))
         elif not worker.is_acking:
             worker.seqs = _seqs_of(buffer, 0, size)
         elif buffer.find(b'"skipped":[],', 0, size) < 0:
-            self._tally.failed(bytes(buffer[:size]))
+            self._tally.add_failure(bytes(buffer[:size]))

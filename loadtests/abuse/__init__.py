@@ -1,6 +1,6 @@
-"""Attacks on a server, well-behaved clients beside them, and a report of what the clients noticed.
+"""Attacks a server beside well-behaved clients, and reports how much the clients suffer.
 
-`attacks.py` is one attack in a process of its own. `clients.py` is the well-behaved load. `run.py` starts
-both and reads the server's processes meanwhile. `python -m loadtests.abuse` (`make abuse`) prints the report;
-`tests/abuse` runs a short version and checks counts only.
+`attacks.py` runs one attack in a separate process. `clients.py` is the well-behaved load. `run.py` starts
+both and measures the server's processes meanwhile. `python -m loadtests.abuse` (`make abuse`) prints the
+report; `tests/abuse` runs a short version and checks counts only.
 """

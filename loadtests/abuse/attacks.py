@@ -1,12 +1,12 @@
-"""One attack in a process of its own: `python -m loadtests.abuse.attacks NAME < plan.json > result.json`.
+"""One attack in a separate process: `python -m loadtests.abuse.attacks NAME < plan.json > result.json`.
 
-Each attack repeats for `seconds` what an outside review did to the server. When the server closes a
-connection, the attack opens another one: that is what an attacker does, and the server must be cheaper to
-defend than to attack. Only loopback, only the port of the plan.
+Each attack repeats one finding of a security review for `seconds`. If the server closes a connection, the
+attack opens another one, as an attacker would: defence must cost less than the attack. Attacks use loopback
+only, and only the port of the plan.
 
-Plan: `port`, `seconds`, `scale` (how many connections, 1.0 = as in the review), `keys` with `writer` and
-`reader` (both of one tenant, whose names begin with `evil.`). The result counts what was done and what was
-answered, and names the CPU time the attack took.
+Plan: `port`, `seconds`, `scale` (number of connections, 1.0 = as in the review), `keys` with `writer` and
+`reader` (both of one tenant, whose names begin with `evil.`). The result has counters of requests and
+responses, and the CPU time of the attack.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 
 import zstandard
 
-#: An attacker is a program on another machine, as far as one machine can show that: the server and the
-#: well-behaved clients get most of the processors, and the attack gets what they leave.
+#: Simulates an attacker on another machine: the server and the well-behaved clients have priority, and the
+#: attack gets the remaining CPU time.
 NICENESS = 5
-#: Pause before a connection that was refused or closed is opened again, and the bound of all waits.
+#: Delay before a reconnect, and the limit of all waits.
 _REOPEN_S, _WAIT_S = 0.02, 0.05
 _PAGE_BYTES = 8 << 20
 _BODY_BYTES = 60 << 20
@@ -40,12 +40,12 @@ _SETTINGS, _PING, _RST_STREAM, _PRIORITY, _WINDOW_UPDATE, _HEADERS, _CONTINUATIO
 
 
 class Plan:
-    def __init__(self, found: dict[str, Any]) -> None:
-        self.port = int(found["port"])
-        self.ends_s = monotonic() + float(found["seconds"])
-        self.scale = float(found["scale"])
-        self.writer: str = found["keys"]["writer"]
-        self.reader: str = found["keys"]["reader"]
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.port = int(fields["port"])
+        self.ends_s = monotonic() + float(fields["seconds"])
+        self.scale = float(fields["scale"])
+        self.writer: str = fields["keys"]["writer"]
+        self.reader: str = fields["keys"]["reader"]
         self.counts: Counter[str] = Counter()
 
     @property
@@ -56,7 +56,7 @@ class Plan:
         return max(1, round(count * self.scale))
 
     def connect(self, *, receive_bytes: int = 0) -> socket.socket | None:
-        """Open a connection; None when the server does not take it."""
+        """Open a connection; return None if the server refuses it."""
         sock = socket.socket()
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -81,7 +81,7 @@ def _head(method: str, path: str, key: str, length: int = 0, *more: str) -> byte
 
 
 def _keep_open(plan: Plan, count: int, begin: Callable[[int], socket.socket | None]) -> None:
-    """Hold `count` connections, each begun by `begin`, and begin another one for each that is closed."""
+    """Keep `count` connections open, each opened by `begin`, and replace each that closes."""
     open_now: dict[int, socket.socket] = {}
     poll = selectors.DefaultSelector()
     number = 0
@@ -108,7 +108,7 @@ def _keep_open(plan: Plan, count: int, begin: Callable[[int], socket.socket | No
     plan.counts["open at the end"] = len(open_now)
 
 
-# -- 1: readers of large pages who behave
+# -- 1: readers of large pages
 
 
 def greedy_readers(plan: Plan) -> None:
@@ -202,7 +202,7 @@ def _h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
 
-#: Many of each control frame, and what begins a connection that sends them.
+#: The kinds of control frames to flood with.
 _H2_FLOODS: tuple[tuple[str, bytes], ...] = (
     ("WINDOW_UPDATE", _h2_frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", 1))),
     ("PING", _h2_frame(_PING, 0, 0, bytes(8))),
@@ -305,7 +305,7 @@ def socket_frames(plan: Plan) -> None:
         sleep(_REOPEN_S if len(floods) < plan.many(8) else 0)
 
 
-# -- 5: answers that are not taken
+# -- 5: responses that are never read
 
 
 def deaf_readers(plan: Plan) -> None:
@@ -441,8 +441,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     plan = Plan(json.loads(sys.stdin.read()))
     ATTACKS[sys.argv[1]](plan)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    json.dump({"counts": dict(plan.counts), "cpu_s": round(used.ru_utime + used.ru_stime, 2)}, sys.stdout)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    json.dump({"counts": dict(plan.counts), "cpu_s": round(usage.ru_utime + usage.ru_stime, 2)}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Well-behaved clients in a process of their own: `python -m loadtests.abuse.clients < plan > result`.
+"""Well-behaved clients in a separate process: `python -m loadtests.abuse.clients < plan > result`.
 
-Each of `connections` threads repeats one round on a connection of its own: append ten records, read the page
-they are on, put a job, claim it, acknowledge it; a probe of `/v0/health` and a new connection every ten
-rounds, as the clients of a real service come and go. Together they begin `rate` rounds a second, or as many
-as they can with a rate of 0; a round that begins late is not made up for. A client that is answered 429 waits
-as long as the answer says and asks again. Anything but 2xx and 429 is a failure, and so is a connection that
-ends early.
+Each of `connections` threads has one connection and repeats one round: append ten records, read them back,
+add a job, claim it, acknowledge it. Every ten rounds it probes `/v0/health` and reconnects, as clients of a
+real service do. Together the threads start `rate` rounds a second, or as many as possible with a rate of 0;
+late rounds are not made up for. After a 429 a client waits as long as the response says and retries. Anything
+but 2xx and 429 is a failure, and so is a connection that ends early.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Any
 
 _ROUNDS_A_CONNECTION = 10
 _TIMEOUT_S = 60.0
-#: The longest pause that a client makes for one 429, so that a run ends in time.
+#: The longest wait after one 429, so that a run ends in time.
 _PAUSE_S_MAX = 2.0
-_FAILURES_KEPT = 5
+_FAILURES_MAX = 5
 
 
 class Client:
@@ -47,13 +46,13 @@ class Client:
             sleep(max(0.0, due_s - monotonic()))
             due_s = max(due_s, monotonic() - self._every_s) + self._every_s
             records = [{"data": {"n": at + each, "pad": "x" * 80}} for each in range(10)]
-            appended = self._ask("POST", f"/v0/boxes/{self._log}", {"records": records})
-            if appended is not None:
-                at = appended["last_seq"]
+            reply = self._ask("POST", f"/v0/boxes/{self._log}", {"records": records})
+            if reply is not None:
+                at = reply["last_seq"]
                 self._ask("POST", f"/v0/boxes/{self._log}/diff", {"from_seq": at - 10, "limit": 10})
             self._ask("POST", f"/v0/boxes/{self._queue}", {"records": [{"data": at}]})
-            claimed = self._ask("POST", f"/v0/boxes/{self._queue}/claim", {"node": "n", "max": 1})
-            for job in claimed["claimed"] if claimed else ():
+            claim = self._ask("POST", f"/v0/boxes/{self._queue}/claim", {"node": "n", "max": 1})
+            for job in claim["claimed"] if claim else ():
                 ack = {"node": "n", "seqs": [job["$seq"]]}
                 self._ask("POST", f"/v0/boxes/{self._queue}/ack", ack)
             self.rounds += 1
@@ -63,7 +62,7 @@ class Client:
         self._close()
 
     def _ask(self, method: str, path: str, body: Any) -> dict[str, Any] | None:
-        """The answer; None when it was refused with 429 until the run was over, or failed."""
+        """Return the reply; None if the request failed, or got 429 until the end of the run."""
         text = None if body is None else json.dumps(body)
         while True:
             began_s = monotonic()
@@ -90,8 +89,8 @@ class Client:
                 self._fail(f"{method} {path}: {answer.status} {content[:300]!r}")
                 return None
             self.latencies_ms.append(1000 * (monotonic() - began_s))
-            found: dict[str, Any] = json.loads(content)
-            return found
+            reply: dict[str, Any] = json.loads(content)
+            return reply
 
     def _fail(self, text: str) -> None:
         self.statuses[0] += 1
@@ -119,7 +118,7 @@ def main() -> None:
         "rounds": sum(client.rounds for client in clients),
         "statuses": {str(status): count for status, count in statuses.items()},
         "failures": len(failures),
-        "first_failures": failures[:_FAILURES_KEPT],
+        "first_failures": failures[:_FAILURES_MAX],
         "latencies_ms": sorted(round(each, 2) for client in clients for each in client.latencies_ms),
     }
     json.dump(result, sys.stdout)

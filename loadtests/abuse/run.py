@@ -1,7 +1,7 @@
-"""Runs attacks and well-behaved clients against one server, and reads its processes meanwhile.
+"""Runs attacks and well-behaved clients against one server, and measures its processes meanwhile.
 
-The server asks for keys. The well-behaved clients and the attackers are two tenants: each has a key for names
-with its own prefix. Some attacks use no key at all.
+The server requires keys. The well-behaved clients and the attackers are two tenants, each with keys for one
+name prefix. Some attacks use no key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streams.testing import Server, running_server
 GOOD_KEY: Final = "well-behaved-tenant-0123456789"
 EVIL_WRITER: Final = "attacking-tenant-w-0123456789"
 EVIL_READER: Final = "attacking-tenant-r-0123456789"
-#: What an operator lets each key of the attacking tenant have; the well-behaved one has the defaults.
+#: Limits of each key of the attacking tenant. The well-behaved tenant has the defaults.
 EVIL_BOXES, EVIL_BYTES, EVIL_REQUESTS_PER_S = 500, "64MiB", 200
 KEYS: Final = (
     f"{GOOD_KEY}:rwda:good.",
@@ -29,19 +29,18 @@ KEYS: Final = (
     f"requests_per_s={EVIL_REQUESTS_PER_S}",
     f"{EVIL_READER}:r:evil. id=evil-reader requests_per_s={EVIL_REQUESTS_PER_S}",
 )
-#: As many as the pool of a small service has. Each has one request at a time, so few connections would turn
-#: a higher latency into a lower throughput (4 of them, all attacks at once: 38 % where 16 get 81 %).
+#: The connection pool of a small service. Each connection has one request in flight, so with few connections
+#: a higher latency lowers the throughput (all attacks at once: 38 % with 4 connections, 81 % with 16).
 CONNECTIONS: Final = 16
-#: Rounds of six requests that the well-behaved clients begin each second: about a quarter of what this server
-#: and these clients do on two quiet cores, so that an attack shows by what it takes and not by sharing what a
-#: closed loop would use up.
+#: Rounds of six requests that the well-behaved clients start each second: about a quarter of the capacity of
+#: two idle cores, so that the share shows the effect of an attack and not competition for spare capacity.
 RATE: Final = 100.0
 _BIG_BATCHES, _BIG_RECORDS, _BIG_RECORD_BYTES = 20, 1000, 1000
 _LOOK_S = 0.1
 
 
-class Clients(NamedTuple):
-    """What the well-behaved clients saw."""
+class ClientResult(NamedTuple):
+    """Results of the well-behaved clients."""
 
     rounds_per_s: float
     statuses: dict[int, int]
@@ -53,23 +52,23 @@ class Clients(NamedTuple):
         return self.latencies_ms[min(len(self.latencies_ms) - 1, int(len(self.latencies_ms) * part))]
 
 
-class Attacked(NamedTuple):
-    clients: Clients
-    #: By attack: what it counted, and the CPU seconds it used.
+class AttackResult(NamedTuple):
+    clients: ClientResult
+    #: Attack -> its counters and CPU seconds.
     attacks: dict[str, dict[str, Any]]
-    #: By process (`gateway-0`, `shard-1`): the most resident memory while the attack ran.
+    #: Process (`gateway-0`, `shard-1`) -> peak resident memory during the attack.
     peak_bytes: dict[str, int]
-    #: Processes whose pid is another one afterwards.
-    restarted: list[str]
+    #: Processes that have another pid after the attack.
+    restarted_processes: list[str]
     #: CPU seconds of the server's processes.
     server_cpu_s: float
 
 
 @contextmanager
 def attacked_server(tmp_path: Path | None = None, **settings: object) -> Iterator[Server]:
-    """A server with both tenants' keys, and the large box that the attackers read."""
-    given: dict[str, Any] = {"shards": 2, "api_keys": ",".join(KEYS), **settings}
-    with running_server(tmp_path, **given) as server:
+    """Run a server with the keys of both tenants, and the large box that the attackers read."""
+    all_settings: dict[str, Any] = {"shards": 2, "api_keys": ",".join(KEYS), **settings}
+    with running_server(tmp_path, **all_settings) as server:
         records = [{"data": "x" * _BIG_RECORD_BYTES}] * _BIG_RECORDS
         for _ in range(_BIG_BATCHES):
             post(server, "/v0/boxes/evil.big?return_seqs=false", {"records": records}, key=EVIL_WRITER)
@@ -81,16 +80,16 @@ def post(server: Server, path: str, body: Any, *, key: str) -> dict[str, Any]:
 
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     with urlopen(Request(server.url + path, json.dumps(body).encode(), headers), timeout=60) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-        return found
+        reply: dict[str, Any] = json.loads(answer.read())
+        return reply
 
 
-def run_clients(server: Server, seconds: float) -> Clients:
-    return _clients_of(_start_clients(server, seconds))
+def run_clients(server: Server, seconds: float) -> ClientResult:
+    return _client_result(_start_clients(server, seconds))
 
 
-def run_attacks(server: Server, names: Sequence[str], seconds: float, *, scale: float = 1.0) -> Attacked:
-    """All of `names` at once, beside the well-behaved clients."""
+def run_attacks(server: Server, names: Sequence[str], seconds: float, *, scale: float = 1.0) -> AttackResult:
+    """Run all these attacks at once, beside the well-behaved clients."""
     before = processes_of(server)
     cpu_before_s = _cpu_s(before)
     plan = {
@@ -99,14 +98,14 @@ def run_attacks(server: Server, names: Sequence[str], seconds: float, *, scale: 
         "scale": scale,
         "keys": {"writer": EVIL_WRITER, "reader": EVIL_READER},
     }
-    with _watched_memory(before) as peaks:
+    with _sample_memory(before) as peaks:
         attacks = {name: start("loadtests.abuse.attacks", plan, name) for name in names}
-        clients = _clients_of(_start_clients(server, seconds))
+        clients = _client_result(_start_clients(server, seconds))
         results = {name: result_of(process) for name, process in attacks.items()}
     after = processes_of(server)
-    restarted = [name for name, pid in before.items() if after.get(name) != pid]
-    server_cpu_s = 0.0 if restarted else _cpu_s(before) - cpu_before_s
-    return Attacked(clients, results, peaks, restarted, server_cpu_s)
+    restarted_processes = [name for name, pid in before.items() if after.get(name) != pid]
+    server_cpu_s = 0.0 if restarted_processes else _cpu_s(before) - cpu_before_s
+    return AttackResult(clients, results, peaks, restarted_processes, server_cpu_s)
 
 
 def processes_of(server: Server) -> dict[str, int]:
@@ -127,21 +126,23 @@ def _start_clients(server: Server, seconds: float) -> subprocess.Popen[str]:
     return start("loadtests.abuse.clients", plan)
 
 
-def _clients_of(process: subprocess.Popen[str]) -> Clients:
-    found = result_of(process)
-    return Clients(
-        rounds_per_s=found["rounds"] / found["seconds"],
-        statuses={int(status): count for status, count in found["statuses"].items()},
-        failures=found["failures"],
-        first_failures=found["first_failures"],
-        latencies_ms=found["latencies_ms"],
+def _client_result(process: subprocess.Popen[str]) -> ClientResult:
+    result = result_of(process)
+    return ClientResult(
+        rounds_per_s=result["rounds"] / result["seconds"],
+        statuses={int(status): count for status, count in result["statuses"].items()},
+        failures=result["failures"],
+        first_failures=result["first_failures"],
+        latencies_ms=result["latencies_ms"],
     )
 
 
 @contextmanager
-def _watched_memory(processes: dict[str, int]) -> Iterator[dict[str, int]]:
-    """Peaks of resident memory by process, read ten times a second. (The kernel's own high-water mark may be
-    from before.)"""
+def _sample_memory(processes: dict[str, int]) -> Iterator[dict[str, int]]:
+    """Record the peak resident memory of each process, sampled ten times a second.
+
+    The kernel's high-water mark would include the time before.
+    """
     peaks = dict.fromkeys(processes, 0)
     is_over = threading.Event()
 
@@ -151,7 +152,7 @@ def _watched_memory(processes: dict[str, int]) -> Iterator[dict[str, int]]:
                 try:
                     peaks[name] = max(peaks[name], machine.resident_bytes(pid))
                 except OSError:
-                    pass  # it has ended: `restarted` says so
+                    pass  # the process has ended: `restarted_processes` reports it
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -1,9 +1,9 @@
-"""The same work done by us and by what people would use instead, in one run on one machine.
+"""Compares streams with its alternatives: the same work, in one run on one machine.
 
-install.py    finds the servers, or unpacks them into build/peers without being root
-servers.py    starts and stops each, says its version and how durable it is set
-wires.py      each server's own protocol: a write, a page, an answer, as bytes
-load.py       one process that sends those bytes; the same loop for all, ours included
-measuring.py  what is measured, and by whom
-compare.py    `make compare`: who goes when, medians and spread, the page and its plots
+install.py    finds the servers, or unpacks them into build/peers without root
+servers.py    starts and stops each server
+wires.py      the protocol of each server as bytes: a write, a page, a response
+load.py       one process that sends these bytes, with the same loop for all servers
+measuring.py  the workloads and the contenders
+compare.py    `make compare`: rounds, medians and spread, the page and its plots
 """

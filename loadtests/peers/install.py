@@ -1,10 +1,11 @@
-"""`make peers`: what the comparison compares with, unpacked into build/peers. Not as root, and nothing is
-installed: the packages of a Debian or Ubuntu machine are fetched by apt and unpacked there.
+"""`make peers`: unpacks the servers for the comparison into build/peers, on Debian or Ubuntu.
+
+It needs no root and installs nothing: apt downloads the packages, and dpkg unpacks them.
 
     .venv/bin/python -m loadtests.peers.install
 
-What is on the machine already is used as it is. Elsewhere, install Redis, NATS, RabbitMQ and PostgreSQL as
-your system does it; `make compare` finds them on the path, and leaves out what it does not find.
+Installed servers are used as they are. On other systems, install Redis, NATS, RabbitMQ and PostgreSQL with
+your package manager; `make compare` finds them on the path, and skips the others.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Final
 FOLDER: Final = Path(__file__).resolve().parents[2] / "build" / "peers"
 TIMEOUT_S: Final = 300
 
-#: What RabbitMQ's own package asks for.
+#: Erlang packages that RabbitMQ's package depends on.
 ERLANG: Final = (
     *("base", "asn1", "crypto", "eldap", "ftp", "tftp", "inets", "mnesia", "os-mon", "parsetools"),
     *("public-key", "runtime-tools", "snmp", "ssl", "syntax-tools", "tools", "xmerl"),
 )
 
-#: What each needs beside what every machine has.
+#: Packages of each program, without those that every machine has.
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "redis-server": ("redis-server", "redis-tools", "libjemalloc2", "liblzf1"),
     "nats-server": ("nats-server",),
@@ -39,7 +40,7 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def environment() -> dict[str, str]:
-    """For what was unpacked: its libraries and programs before those of the system."""
+    """Return an environment in which unpacked libraries and programs precede those of the system."""
     usr = FOLDER / "usr"
     libraries = [str(path) for path in usr.glob("lib/*-linux-gnu*")]
     programs = [str(path) for path in (usr / "lib/erlang/bin", usr / "bin", usr / "sbin")]
@@ -50,26 +51,26 @@ def environment() -> dict[str, str]:
 
 
 def find(program: str) -> str | None:
-    """Where a program is: unpacked, on the path, or where Debian hides PostgreSQL's."""
-    unpacked = FOLDER / "usr"
-    hidden = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    hidden += sorted((unpacked / "lib/postgresql").glob("*/bin"), reverse=True)
-    hidden += sorted((unpacked / "lib/rabbitmq/lib").glob("*/sbin"))
-    hidden += sorted(Path("/usr/lib/rabbitmq/lib").glob("*/sbin"))
-    places = [*map(str, hidden), environment()["PATH"], "/usr/sbin"]
-    return shutil.which(program, path=":".join(places))
+    """Return the path of a program: unpacked, on the path, or in Debian's folders for PostgreSQL."""
+    own_usr = FOLDER / "usr"
+    other_folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    other_folders += sorted((own_usr / "lib/postgresql").glob("*/bin"), reverse=True)
+    other_folders += sorted((own_usr / "lib/rabbitmq/lib").glob("*/sbin"))
+    other_folders += sorted(Path("/usr/lib/rabbitmq/lib").glob("*/sbin"))
+    folders = [*map(str, other_folders), environment()["PATH"], "/usr/sbin"]
+    return shutil.which(program, path=":".join(folders))
 
 
 def unpack(names: tuple[str, ...]) -> str:
-    """Fetches and unpacks packages; what went wrong, or nothing."""
+    """Download and unpack packages. Return an error message, or an empty text."""
     debs = FOLDER / "debs"
     debs.mkdir(parents=True, exist_ok=True)
-    fetched = subprocess.run(
+    download = subprocess.run(
         ["apt-get", "download", *names], cwd=debs, capture_output=True, text=True, timeout=TIMEOUT_S
     )
-    if fetched.returncode != 0:
+    if download.returncode != 0:
         return (
-            fetched.stderr.strip().splitlines()[-1] if fetched.stderr.strip() else "apt-get download failed"
+            download.stderr.strip().splitlines()[-1] if download.stderr.strip() else "apt-get download failed"
         )
     for path in sorted(debs.glob("*.deb")):
         subprocess.run(["dpkg", "-x", str(path), str(FOLDER)], check=True, timeout=TIMEOUT_S)
@@ -79,7 +80,7 @@ def unpack(names: tuple[str, ...]) -> str:
 
 
 def _move_erlang() -> None:
-    """Its start script names the folder that it was built for."""
+    """Set the root folder in Erlang's start script, which names the folder of an installation."""
     script = FOLDER / "usr/lib/erlang/bin/erl"
     if script.exists():
         here = f"ROOTDIR={FOLDER}/usr/lib/erlang"
@@ -89,14 +90,14 @@ def _move_erlang() -> None:
 def main() -> int:
     missing = 0
     for program, names in PACKAGES.items():
-        found = find(program)
-        if not found and shutil.which("apt-get") and shutil.which("dpkg"):
+        path = find(program)
+        if not path and shutil.which("apt-get") and shutil.which("dpkg"):
             problem = unpack(names)
-            found = find(program)
-            if problem and not found:
+            path = find(program)
+            if problem and not path:
                 print(f"{program}: {problem}")
-        if found:
-            print(f"{program}: {found}")
+        if path:
+            print(f"{program}: {path}")
         else:
             missing += 1
             print(f"{program}: not found; as root: apt-get update && apt-get install {' '.join(names[:2])}")

@@ -1,5 +1,8 @@
-"""The generator's loop with a peer's bytes in it: so many connections, one write or page in flight on each;
-and one record at a time from a writer to a reader that waits for it."""
+"""The load generator with the protocol of a peer.
+
+`PeerLoad` has one write or page in flight on each connection. `DeliverLoad` sends one record at a time from a
+writer to a waiting reader.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def wire_of(plan: dict[str, Any]) -> Any:
 
 
 class PeerLoad(HttpLoad):
-    """`send` is `append` or `read`."""
+    """Loads a peer with appends or reads, as `send` in the plan says."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._wire = wire_of(plan)
@@ -62,15 +65,19 @@ class PeerLoad(HttpLoad):
         if count.missing > 0:
             return
         if count.missing < 0:
-            raise LoadFailed(f"more was answered than asked: {bytes(connection.buffer[:got])[-200:]!r}")
+            raise LoadFailed(
+                f"the response has more records than requested: {bytes(connection.buffer[:got])[-200:]!r}"
+            )
         self._busy -= 1
-        self._answered(connection, monotonic_ns())
+        self._on_answer(connection, monotonic_ns())
         self._send_next(connection)
 
 
 class DeliverLoad:
-    """One record at a time: from the first byte of its write until the reader has it. The next goes when the
-    write was answered, too."""
+    """Measures one record at a time, from the first byte of its write until the reader has it.
+
+    The next write follows when the response to this one is there, too.
+    """
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._tally = Tally(plan)
@@ -78,7 +85,7 @@ class DeliverLoad:
         [self._box] = plan["boxes"]
         [(self._tag, self._data)] = records(0, 1, plan["record_bytes"])
         self._writer = self._wire.connect(plan["boxes"])
-        # What the writer sends is made before another connection is: NATS answers to where it came from.
+        # Build the request before the next connection: NATS replies to the inbox of the last one.
         [step] = self._wire.appends(plan["boxes"], 1, plan["record_bytes"])
         self._request, self._count = step.request, self._wire.count(1)
         self._reader = self._wire.connect()
@@ -91,20 +98,20 @@ class DeliverLoad:
             took_ns = self._once()
             self._count.expect(1)
             until(self._writer, self._count)
-            tally.answered(monotonic_ns(), took_ns, 1)
+            tally.add_answer(monotonic_ns(), took_ns, 1)
         tally.end(monotonic_ns())
         return tally.result()
 
     def _wait_for(self, marker: bytes) -> bytes:
-        seen = b""
-        while marker not in seen:
+        received_bytes = b""
+        while marker not in received_bytes:
             data = self._reader.recv(_RECEIVE)
             if not data:
                 raise LoadFailed("the server closed the reader")
-            seen += data
-        return seen
+            received_bytes += data
+        return received_bytes
 
-    def _timed(self, marker: bytes) -> int:
+    def _delivery_ns(self, marker: bytes) -> int:
         sent_ns = monotonic_ns()
         self._writer.sendall(self._request)
         self._wait_for(marker)
@@ -118,10 +125,10 @@ class DeliverLoad:
         self._reader.sendall(resp("XREAD", "BLOCK", "30000", "STREAMS", self._box, self._last_id))
         sent_ns = monotonic_ns()
         self._writer.sendall(self._request)
-        seen = self._wait_for(self._data.encode() + b"\r\n")
+        reply = self._wait_for(self._data.encode() + b"\r\n")
         took_ns = monotonic_ns() - sent_ns
         # *1 *2 $ box *1 *2 $ id …: the id is the fourth line after the name of the box.
-        self._last_id = seen.split(b"\r\n")[7]
+        self._last_id = reply.split(b"\r\n")[7]
         return took_ns
 
     # JetStream: a consumer that pushes to the reader's inbox.
@@ -133,7 +140,7 @@ class DeliverLoad:
         self._wire._call(self._reader, f"$JS.API.CONSUMER.CREATE.{self._box}", body)
 
     def _once_nats(self) -> int:
-        return self._timed(self._data.encode())
+        return self._delivery_ns(self._data.encode())
 
     # RabbitMQ: a consumer of the queue, without acks.
 
@@ -142,9 +149,9 @@ class DeliverLoad:
         self._wire.wait(self._reader, Confirms(), 60, 21)
 
     def _once_rabbitmq(self) -> int:
-        return self._timed(self._data.encode())
+        return self._delivery_ns(self._data.encode())
 
-    # PostgreSQL: the write notifies, and the reader selects what is new.
+    # PostgreSQL: the write notifies, and the reader selects the new rows.
 
     _last_seq = 0
 

@@ -1,8 +1,8 @@
-"""What is compared: workloads, who does them, and with which promise. Each measurement takes some seconds.
+"""Workloads and contenders of the comparison. Each measurement takes a few seconds.
 
-The plan is the same for all: one server, one process that loads it on the same machine, so many connections,
-records of 110 bytes in 8 boxes. What differs is the protocol. Redis is measured twice: by our loop, and by
-its own tool, which is written in C and spends less CPU on its bytes.
+The plan is the same for all: one server, one load process on the same machine, the same number of
+connections, records of 110 bytes in 8 boxes. Only the protocol differs. Redis is measured twice: with our
+loop, and with its own tool, which is written in C and uses less CPU.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ OURS: Final = "streams"
 
 @dataclass(frozen=True)
 class Contender:
-    """One server with one setting. `promise` is the class of ours that it is compared with."""
+    """One server with one setting. `promise` is our durability class with a comparable guarantee."""
 
     key: str
     peer: str
     setting: str
     promise: str
     title: str
-    #: What an answer means, in its makers' terms.
+    #: The guarantee of a response, in the terms of the server's documentation.
     durability: str
     tool: str = ""
 
@@ -125,15 +125,15 @@ CONTENDERS: Final = (
 
 @dataclass
 class Ground:
-    """Where it happens: our server, the peers that run, and how long each measurement takes."""
+    """Our server, the running peers, and the sizes of measurements."""
 
     bench: Bench
     peers: dict[str, Running] = field(default_factory=dict)
 
     def load(self, contender: Contender, **plan: Any) -> dict[str, Any]:
-        """Runs the generator against a peer."""
+        """Run the load generator against a peer."""
         sizes = self.bench.sizes
-        filled = {
+        full_plan = {
             "seconds": sizes.seconds,
             "warm_up_s": sizes.warm_up_s,
             "record_bytes": RECORD_BYTES,
@@ -143,17 +143,19 @@ class Ground:
             "port": self.peers[contender.peer].port,
             **plan,
         }
-        ran = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "loadtests.generator"],
-            input=json.dumps(filled).encode(),
+            input=json.dumps(full_plan).encode(),
             capture_output=True,
             cwd=ROOT,
             timeout=sizes.seconds + 120,
         )
         try:
-            result: dict[str, Any] = json.loads(ran.stdout)
+            result: dict[str, Any] = json.loads(process.stdout)
         except ValueError:
-            raise CaseFailed(f"the generator ended with {ran.returncode}: {ran.stderr.decode()}") from None
+            raise CaseFailed(
+                f"the generator ended with {process.returncode}: {process.stderr.decode()}"
+            ) from None
         if "error" in result or result["failures"]:
             raise CaseFailed(str(result.get("error") or result["first_failure"]))
         return result
@@ -192,7 +194,7 @@ def appends(ground: Ground, contender: Contender, *, batch: int, connections: in
 
 
 def _redis_benchmark(ground: Ground, contender: Contender, *, batch: int, connections: int) -> float:
-    """As many requests as take about the time of a measurement; it has no clock of its own."""
+    """Return the rate by redis-benchmark, with as many requests as fit into the time of a measurement."""
     tool = find(contender.tool)
     if not tool:
         raise NotInstalled(f"{contender.tool} is not installed; try `make peers`")
@@ -204,12 +206,12 @@ def _redis_benchmark(ground: Ground, contender: Contender, *, batch: int, connec
             words = [tool, "-p", str(port), "-c", str(connections), "-P", str(batch), "-n", str(count)]
             words += ["--csv", "XADD", "bench-0", "*", "tag", tag, "data", data]
             ran = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120)
-            found = re.findall(r'"([\d.]+)"', ran.stdout.splitlines()[-1]) if ran.stdout else []
-            if ran.returncode != 0 or not found:
+            rates = re.findall(r'"([\d.]+)"', ran.stdout.splitlines()[-1]) if ran.stdout else []
+            if ran.returncode != 0 or not rates:
                 raise CaseFailed(
                     f"{tool} ended with {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
                 )
-            return float(found[0])
+            return float(rates[0])
 
         few = rate(max(20_000 if batch == 1 else 100_000, 2 * batch * connections))
         return rate(max(batch * connections, round(few * ground.bench.sizes.seconds)))
@@ -237,10 +239,10 @@ def reads(ground: Ground, contender: Contender, *, connections: int) -> Figures:
 
 def delivers(ground: Ground, contender: Contender) -> Figures:
     if contender.peer == OURS:
-        found: Figures = rows.watching(
+        latencies: Figures = rows.watching(
             ground.bench, Case((Row("watch-1-rate", "", "deliveries/s"),), rows.watching, {"watchers": 1})
         ).detail["latency_ms"]
-        return found
+        return latencies
     with ground.boxes(contender, ["deliver"]):
         result = ground.load(contender, kind="deliver", boxes=["deliver"])
     return dict(result["latency_ms"])
@@ -255,7 +257,7 @@ class Workload:
     measure: Callable[..., Figures]
     plan: dict[str, int]
     without: frozenset[str] = frozenset()
-    #: What each of them does, where that is not plain.
+    #: How each contender does it, where that is not obvious.
     note: str = ""
 
     @property
@@ -276,8 +278,8 @@ WORKLOADS: Final = (
         appends,
         {"batch": 1000, "connections": 16},
         note="Redis: pipelines of 1000 XADD. JetStream: 1000 publishes, then their acks. RabbitMQ: 1000 "
-        "publishes, "
-        "then their confirms. PostgreSQL: one COPY of 1000 rows into a table with a `json` column.",
+        "publishes, then their confirms. PostgreSQL: one COPY of 1000 rows into a table with a `json` "
+        "column.",
     ),
     Workload(
         "append-1",
@@ -309,8 +311,7 @@ WORKLOADS: Final = (
         {"connections": 4},
         without=frozenset({"rabbitmq", "streams-fsync", "redis-always", "redis-always-c", "postgresql-on"}),
         note="streams: diff. Redis: XRANGE. JetStream: a pull consumer without acks. PostgreSQL: SELECT … "
-        "WHERE seq > $1 "
-        "ORDER BY seq LIMIT 1000. RabbitMQ's streams have no pages.",
+        "WHERE seq > $1 ORDER BY seq LIMIT 1000. RabbitMQ's streams have no pages.",
     ),
     Workload(
         "deliver-p50",
@@ -320,8 +321,7 @@ WORKLOADS: Final = (
         {},
         without=frozenset({"rabbitmq-stream", "streams-fsync", "redis-always", "postgresql-on"}),
         note="streams: server-sent events. Redis: XREAD BLOCK. JetStream: a push consumer. RabbitMQ: a "
-        "consumer of a "
-        "quorum queue, which syncs first. PostgreSQL: LISTEN, then SELECT.",
+        "consumer of a quorum queue, which syncs first. PostgreSQL: LISTEN, then SELECT.",
     ),
     Workload(
         "deliver-p99",

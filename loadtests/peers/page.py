@@ -1,5 +1,8 @@
-"""The page that `make compare` writes, and its plots. Everything on it comes from one run, but for the
-sentences that say why: those are in `WHY` and `IN_THE_WAY`, and stand only beside figures that need them."""
+"""Writes the page of `make compare`, and its plots.
+
+Everything on the page comes from one run, except the explanations in `LOSS_REASONS` and `LIMITS`, which
+appear only beside figures that need them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any, Final
 from loadtests import report
 from loadtests.peers.measuring import CONTENDERS, OURS, WORKLOADS, Contender, Workload
 
-#: Why we lose a workload when we do.
-WHY: Final = {
+#: Why streams is slower in a workload, when it is.
+LOSS_REASONS: Final = {
     "append-1000": "The records of a batch are checked and rendered by Python, about 0.5 µs each in one "
     "shard.",
     "append-1": "A request costs about 150 µs of Python in two processes, HTTP head and answer included, "
@@ -30,9 +33,9 @@ WHY: Final = {
     "deliver-p99": "As for the p50.",
 }
 
-#: What stands between us and an aim that was not met. Shares are those of the time a process holds its
-#: interpreter (`make profile ARGS=--gil`), on two cores that it shares with the load.
-IN_THE_WAY: Final = {
+#: The limit of each row that misses its aim. Shares are of the time that a process holds its interpreter lock
+#: (`make profile ARGS=--gil`), on two cores that it shares with the load.
+LIMITS: Final = {
     "append-1000-disk": "The shards. Checking the records as JSON takes a fifth of their interpreter's time, "
     "rendering "
     "them a fifth, and sealing what came before, beside the appends, a quarter to a third, most of it the "
@@ -76,9 +79,9 @@ IN_THE_WAY: Final = {
     "again, and Redis stores it as it is; we check each as JSON and index its tag.",
 }
 
-#: How many times as fast as Redis Streams with its own tool we hold ourselves to be, batched, same promise.
+#: Floor and aim of the ratio to Redis Streams with its own tool: batches of 1000, same promise.
 REDIS_FLOOR, REDIS_AIM = 3.0, 5.0
-#: When others have more than this share of the cores, the page says so in bold.
+#: The page has a warning if other processes use more than this share of the cores.
 BUSY_SHARE = 0.15
 
 _COLOURS: Final = {"disk": "#3b6ea5", "fsync": "#a55d3b"}
@@ -94,9 +97,9 @@ def _ratio(value: float) -> str:
     return f"{value:.0f}×" if value >= 10 else f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
 
 
-def _shown(result: dict[str, Any], workload: Workload) -> list[tuple[Contender, dict[str, Any]]]:
-    found = result["summary"][workload.key]
-    return [(each, found[each.key]) for each in CONTENDERS if each.key in found]
+def _rows_of(result: dict[str, Any], workload: Workload) -> list[tuple[Contender, dict[str, Any]]]:
+    rows = result["summary"][workload.key]
+    return [(each, rows[each.key]) for each in CONTENDERS if each.key in rows]
 
 
 def text(result: dict[str, Any]) -> str:
@@ -150,7 +153,7 @@ def text(result: dict[str, Any]) -> str:
             if not each.tool and (each.peer == OURS or each.peer in result["versions"])
         ),
         "",
-        *_skipped(result),
+        *_skip_lines(result),
         "All are set up as they come, but for where their data is, how durable they are, and 1 GB of shared "
         "buffers and "
         "8 GB of log for PostgreSQL. The same process loads all of them with the same loop, with bytes that "
@@ -166,28 +169,28 @@ def text(result: dict[str, Any]) -> str:
 
 
 def _agreement(result: dict[str, Any]) -> str:
-    found = result["agreement"]
-    if found is None:
+    comparison = result["agreement"]
+    if comparison is None:
         return ""
-    inside = found["compared"] - len(found["outside"])
+    inside = comparison["compared"] - len(comparison["outside"])
     outside = "; ".join(
         f"{each['contender']}, {each['workload'].split(' (')[0]}: {_ratio(each['ratio'])}, not "
         f"{_ratio(each['expected'][0])}–{_ratio(each['expected'][1])}"
-        for each in found["outside"]
+        for each in comparison["outside"]
     )
     return (
-        f"Of the ratios of this run, {inside} of {found['compared']} are where the run before it expected "
-        f"them{f' ({outside})' if outside else ''}. "
+        f"Of the ratios of this run, {inside} of {comparison['compared']} are where the run before it "
+        f"expected them{f' ({outside})' if outside else ''}. "
     )
 
 
 def _caveats(result: dict[str, Any]) -> list[str]:
     facts = result["machine"]
-    found = []
+    lines = []
     if result["quick"]:
-        found += ["", "**A quick run: sizes are tiny and figures mean nothing.**"]
+        lines += ["", "**A quick run: sizes are tiny and figures mean nothing.**"]
     if facts["cores_used_by_others"] > BUSY_SHARE * facts["cores"]:
-        found += [
+        lines += [
             "",
             f"**The machine was busy with other work: {facts['cores_used_by_others']} of its "
             f"{facts['cores']} cores "
@@ -196,11 +199,11 @@ def _caveats(result: dict[str, Any]) -> list[str]:
             "has, the more of what was left it got. Run it again on a quiet machine before you believe a "
             "ratio.**",
         ]
-    return found
+    return lines
 
 
 def _peers(result: dict[str, Any]) -> list[Contender]:
-    present = {key for found in result["summary"].values() for key in found}
+    present = {key for rows in result["summary"].values() for key in rows}
     return [each for each in CONTENDERS if each.peer != OURS and each.key in present]
 
 
@@ -215,10 +218,10 @@ def _ratios(result: dict[str, Any]) -> list[str]:
             "|---|" + "---|" * len(peers),
         ]
         for workload in WORKLOADS:
-            found = result["summary"][workload.key]
+            rows = result["summary"][workload.key]
             cells = []
             for each in peers:
-                row = found.get(each.key)
+                row = rows.get(each.key)
                 if row and row["ratio"] is not None:
                     least, most = row["ratio_spread"] or [row["ratio"]] * 2
                     cells.append(f"**{_ratio(row['ratio'])}** ({_ratio(least)}–{_ratio(most)})")
@@ -233,27 +236,27 @@ def _ratios(result: dict[str, Any]) -> list[str]:
 def _losses(result: dict[str, Any]) -> list[str]:
     lines = []
     for workload in WORKLOADS:
-        lost = [
+        winners = [
             f"{each.title} ({_ratio(row['ratio'])})"
-            for each, row in _shown(result, workload)
+            for each, row in _rows_of(result, workload)
             if row["ratio"] is not None and row["ratio"] < 0.95
         ]
-        if lost:
-            lines.append(f"- **{workload.title}**, to {', '.join(lost)}. {WHY[workload.key]}")
+        if winners:
+            lines.append(f"- **{workload.title}**, to {', '.join(winners)}. {LOSS_REASONS[workload.key]}")
     return lines or ["Nowhere, in this run."]
 
 
 def _figures(result: dict[str, Any]) -> list[str]:
     lines = []
     for workload in WORKLOADS:
-        shown = _shown(result, workload)
-        if not shown:
+        rows = _rows_of(result, workload)
+        if not rows:
             continue
         lines += ["", f"### {workload.title}", ""]
         if workload.note:
             lines += [workload.note, ""]
         lines += ["| | promise | figure | spread | streams is |", "|---|---|---|---|---|"]
-        for each, row in shown:
+        for each, row in rows:
             ratio = "" if row["ratio"] is None else f"{_ratio(row['ratio'])}"
             spread = "–".join(map(number, row["spread"]))
             if row["rounds"] < result["rounds"]:
@@ -263,7 +266,7 @@ def _figures(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _skipped(result: dict[str, Any]) -> list[str]:
+def _skip_lines(result: dict[str, Any]) -> list[str]:
     lines = [f"- {name} was left out: {why}" for name, why in result["skipped"].items()]
     return [*lines, ""] if lines else []
 
@@ -277,26 +280,26 @@ def _aims(result: dict[str, Any]) -> list[str]:
         "| | figure | spread | floor | aim | speed | |",
         "|---|---|---|---|---|---|---|",
     ]
-    missed = []
+    reasons = []
     for row in result["aims"]:
         title, figure, unit, spread, floor, aim, speed, verdict = report.cells(row)
         lines.append(f"| {title} | {figure} {unit} | {spread} | {floor} | {aim} | {speed} | {verdict} |")
         if row["figure"] is not None and not row["meets_aim"]:
-            missed.append(f"- **{title}**: {IN_THE_WAY[row['key']]}")
+            reasons.append(f"- **{title}**: {LIMITS[row['key']]}")
     for key, promise in (("redis-everysec-c", "disk"), ("redis-always-c", "fsync")):
-        found = result["summary"]["append-1000"].get(key)
-        if found and found["ratio"] is not None:
-            ratio = found["ratio"]
+        redis_row = result["summary"]["append-1000"].get(key)
+        if redis_row and redis_row["ratio"] is not None:
+            ratio = redis_row["ratio"]
             verdict = "aim" if ratio >= REDIS_AIM else "floor" if ratio >= REDIS_FLOOR else "BELOW FLOOR"
             title = f"batches of 1000 against Redis Streams by its C tool, {promise}"
-            spread = "–".join(map(_ratio, found["ratio_spread"]))
+            spread = "–".join(map(_ratio, redis_row["ratio_spread"]))
             lines.append(
                 f"| {title} | {_ratio(ratio)} | {spread} | {REDIS_FLOOR:g}× | {REDIS_AIM:g}× | | {verdict} |"
             )
             if ratio < REDIS_AIM:
-                missed.append(f"- **{title}**: {IN_THE_WAY['redis']}")
-    if missed:
-        lines += ["", "What stands between us and the aims that this run did not meet:", "", *missed]
+                reasons.append(f"- **{title}**: {LIMITS['redis']}")
+    if reasons:
+        lines += ["", "What stands between us and the aims that this run did not meet:", "", *reasons]
     return lines
 
 
@@ -308,36 +311,36 @@ def plots(result: dict[str, Any], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for workload in WORKLOADS:
-        if shown := _shown(result, workload):
-            _plot(pyplot, workload, shown, folder / f"{workload.key}.png")
+        if rows := _rows_of(result, workload):
+            _plot(pyplot, workload, rows, folder / f"{workload.key}.png")
     _plot_ratios(pyplot, result, folder / "ratios.png")
 
 
 def _save(pyplot: Any, figure: Any, path: Path) -> None:
-    """The same run makes the same bytes: no date and no program in the file."""
+    """Save a plot without date and program name, so that equal results give equal bytes."""
     figure.tight_layout()
     figure.savefig(path, dpi=100, metadata={"Software": None})
     pyplot.close(figure)
 
 
-def _plot(pyplot: Any, workload: Workload, shown: list[tuple[Contender, dict[str, Any]]], path: Path) -> None:
-    figure, axes = pyplot.subplots(figsize=(8, 0.5 + 0.36 * len(shown)))
-    shown = shown[::-1]
-    medians = [row["median"] for _, row in shown]
-    spreads = [row["spread"] or [row["median"]] * 2 for _, row in shown]
+def _plot(pyplot: Any, workload: Workload, rows: list[tuple[Contender, dict[str, Any]]], path: Path) -> None:
+    figure, axes = pyplot.subplots(figsize=(8, 0.5 + 0.36 * len(rows)))
+    rows = rows[::-1]
+    medians = [row["median"] for _, row in rows]
+    spreads = [row["spread"] or [row["median"]] * 2 for _, row in rows]
     errors = [
         [middle - least for middle, (least, _) in zip(medians, spreads, strict=True)],
         [most - middle for middle, (_, most) in zip(medians, spreads, strict=True)],
     ]
     bars = axes.barh(
-        [each.title for each, _ in shown],
+        [each.title for each, _ in rows],
         medians,
         xerr=errors,
-        color=[_COLOURS[each.promise] for each, _ in shown],
+        color=[_COLOURS[each.promise] for each, _ in rows],
         error_kw={"ecolor": "#555", "capsize": 2},
         height=0.7,
     )
-    for (each, _), label in zip(shown, axes.get_yticklabels(), strict=True):
+    for (each, _), label in zip(rows, axes.get_yticklabels(), strict=True):
         label.set_fontweight("bold" if each.peer == OURS else "normal")
     axes.bar_label(bars, labels=[f" {number(value)}" for value in medians], padding=4, fontsize=8)
     axes.set_title(workload.title + ("; less is better" if workload.is_time else ""), fontsize=10)
@@ -351,7 +354,7 @@ def _plot_ratios(pyplot: Any, result: dict[str, Any], path: Path) -> None:
     points = [
         (workload, each, row)
         for workload in WORKLOADS
-        for each, row in _shown(result, workload)
+        for each, row in _rows_of(result, workload)
         if row["ratio"] is not None
     ][::-1]
     if not points:

@@ -1,5 +1,8 @@
-"""Starts and stops a peer: on a free port of loopback, its data in a folder beside ours, no setting but those
-that say where, how durable and how much memory. Processes are ended by the ids they were started with."""
+"""Starts and stops a peer: on a free loopback port, with its data in a folder beside ours.
+
+The only settings are folders, ports, durability and memory. Processes are stopped by the ids they were
+started with.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ START_S: Final = 60.0
 
 
 class NotInstalled(Exception):
-    """The message is one line that says what is missing."""
+    """A program is not installed. The message is one line that names it."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,24 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def _need(program: str) -> str:
-    found = find(program)
-    if not found:
+def _require(program: str) -> str:
+    path = find(program)
+    if not path:
         raise NotInstalled(f"{program} is not installed; try `make peers`")
-    return found
+    return path
 
 
 def _version(words: list[str]) -> str:
     ran = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=START_S)
-    found = re.search(r"\d+\.\d+(\.\d+)?", ran.stdout + ran.stderr)
-    return found[0] if found else "unknown"
+    match = re.search(r"\d+\.\d+(\.\d+)?", ran.stdout + ran.stderr)
+    return match[0] if match else "unknown"
 
 
 @contextmanager
 def _process(
     words: list[str], port: int, folder: Path, *, more: dict[str, str] | None = None, user: str | None = None
 ) -> Iterator[None]:
-    """Until it takes connections; ended in order, and killed if it does not end."""
+    """Run a process and wait until it accepts connections. At the end terminate it, and kill it if needed."""
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             words,
@@ -92,8 +95,8 @@ def _takes_connections(port: int) -> bool:
 
 @contextmanager
 def redis(folder: Path) -> Iterator[Running]:
-    """`appendfsync` is set while it runs, before each measurement."""
-    program, port = _need("redis-server"), free_port()
+    """Run Redis. Each measurement sets `appendfsync`."""
+    program, port = _require("redis-server"), free_port()
     words = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     words += ["--appendonly", "yes", "--save", "", "--auto-aof-rewrite-percentage", "0"]
     with _process(words, port, folder):
@@ -102,15 +105,15 @@ def redis(folder: Path) -> Iterator[Running]:
 
 @contextmanager
 def nats(folder: Path) -> Iterator[Running]:
-    program, port = _need("nats-server"), free_port()
+    program, port = _require("nats-server"), free_port()
     with _process([program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, folder):
         yield Running(port, _version([program, "--version"]))
 
 
 @contextmanager
 def rabbitmq(folder: Path) -> Iterator[Running]:
-    """With an epmd of its own, so that it neither meets nor leaves one behind."""
-    program, epmd = _need("rabbitmq-server"), _need("epmd")
+    """Run RabbitMQ with a private epmd, so that it does not use or leave a shared one."""
+    program, epmd = _require("rabbitmq-server"), _require("epmd")
     port, names, distribution = free_port(), free_port(), free_port()
     (folder / "home").mkdir()
     (folder / "enabled_plugins").write_text("[].\n")
@@ -127,27 +130,27 @@ def rabbitmq(folder: Path) -> Iterator[Running]:
         "RABBITMQ_NODENAME": f"bench{port}@localhost",
         "RABBITMQ_DIST_PORT": str(distribution),
     }
-    found = re.search(r"rabbitmq_server-([\d.]+)", os.path.realpath(program))
+    match = re.search(r"rabbitmq_server-([\d.]+)", os.path.realpath(program))
     with ExitStack() as stack:
         (folder / "epmd").mkdir()
         words = [epmd, "-port", str(names), "-address", "127.0.0.1"]
         stack.enter_context(_process(words, names, folder / "epmd"))
         stack.enter_context(_process([program], port, folder, more=more))
-        yield Running(port, found[1] if found else "unknown")
+        yield Running(port, match[1] if match else "unknown")
 
 
 @contextmanager
 def postgresql(folder: Path) -> Iterator[Running]:
-    """It refuses to run as root, and gets another user then."""
-    program, initdb, port = _need("postgres"), _need("initdb"), free_port()
+    """Run PostgreSQL. It refuses to run as root, so root runs it as another user."""
+    program, initdb, port = _require("postgres"), _require("initdb"), free_port()
     user = _ordinary_user() if os.geteuid() == 0 else None
     if user:
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
-        _let_pass(folder)
+        _allow_traversal(folder)
     words = [initdb, "-D", str(folder / "data"), "-U", "streams", "-A", "trust", "-E", "UTF8", "--no-locale"]
-    made = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=START_S, **_as(user))
-    if made.returncode != 0:
-        raise OSError(f"initdb failed:\n{made.stderr[-2000:]}")
+    process = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=START_S, **_as(user))
+    if process.returncode != 0:
+        raise OSError(f"initdb failed:\n{process.stderr[-2000:]}")
     words = [program, "-D", str(folder / "data"), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
     words += ["-c", "max_connections=200", "-c", "max_wal_size=8GB", "-c", "shared_buffers=1GB"]
     with _process(words, port, folder, user=user):
@@ -155,7 +158,7 @@ def postgresql(folder: Path) -> Iterator[Running]:
 
 
 def _as(user: str | None) -> dict[str, Any]:
-    """For subprocess: that user and no group of ours."""
+    """Return arguments for subprocess: this user, and none of our groups."""
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
 
 
@@ -169,14 +172,16 @@ def _ordinary_user() -> str:
     raise NotInstalled("PostgreSQL does not run as root, and there is no user postgres or nobody")
 
 
-def _let_pass(folder: Path) -> None:
-    """Folders above, that are ours, must let that user through; those of others are as they are."""
+def _allow_traversal(folder: Path) -> None:
+    """Let another user traverse the parent folders that belong to us."""
     for each in folder.parents:
-        found = each.stat()
-        if not found.st_mode & 0o001 and found.st_uid == os.geteuid():
+        status = each.stat()
+        if not status.st_mode & 0o001 and status.st_uid == os.geteuid():
             if each == Path.home():
-                raise NotInstalled(f"PostgreSQL's user may not pass {each}; use --data-dir")
-            each.chmod(found.st_mode | 0o001)
+                raise NotInstalled(
+                    f"PostgreSQL's user may not traverse {each}; choose another folder with --data-dir"
+                )
+            each.chmod(status.st_mode | 0o001)
 
 
 SERVERS: Final = {"redis": redis, "nats": nats, "rabbitmq": rabbitmq, "postgresql": postgresql}

@@ -1,10 +1,11 @@
-"""What peers speak, as bytes: how a connection begins, a write of many records, a page of many, an answer.
+"""The protocols of peers as bytes: the start of a connection, a write of many records, a page, a response.
 
-Each is the way its own documentation gives for speed: Redis pipelines XADD, JetStream publishes without
-waiting for each ack, RabbitMQ uses publisher confirms, PostgreSQL takes COPY for batches and a prepared
-INSERT for single records. Requests are built before the clock starts and answers are only counted, as for us.
+Each uses the fastest way of its own documentation: Redis pipelines XADD, JetStream publishes without waiting
+for each ack, RabbitMQ uses publisher confirms, PostgreSQL uses COPY for batches and a prepared INSERT for
+single records. Requests are built before the clock starts and responses are only counted, as for streams.
 
-A record is what our own rows write: about 110 bytes with its tag. Each box is a stream, a queue or a table.
+A record is the record of our own rows: about 110 bytes with its tag. Each box is a stream, a queue or a
+table.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ _RECEIVE: Final = 64 * 1024
 
 
 def records(seed: int, count: int, record_bytes: int) -> list[tuple[str, str]]:
-    """Tag and data of each."""
+    """Return (tag, data) of this many records."""
     dice = random.Random(seed)
-    found = []
+    tagged_records = []
     for _ in range(count):
         text = record_text(dice, record_bytes=record_bytes)
         data, _, tag = text.rpartition(',"tag":"')
-        found.append((tag[:-2], data.removeprefix('{"data":')))
-    return found
+        tagged_records.append((tag[:-2], data.removeprefix('{"data":')))
+    return tagged_records
 
 
 class Count:
-    """Counts a marker in a stream of bytes, however it is cut, and answers what is still missing."""
+    """Counts a marker in a stream of bytes, across chunks, and knows how many are still missing."""
 
     def __init__(self, marker: bytes, *, each: int = 1, error: bytes = b"") -> None:
         self._marker, self._each, self._error = marker, each, error
@@ -45,13 +46,13 @@ class Count:
         self.missing += records * self._each
 
     def feed(self, data: bytes) -> None:
-        seen = self._rest + data
-        if self._error and self._error in seen:
-            raise LoadFailed(f"an error: {seen[seen.find(self._error) :][:200]!r}")
-        self.missing -= seen.count(self._marker)
+        text = self._rest + data
+        if self._error and self._error in text:
+            raise LoadFailed(f"an error: {text[text.find(self._error) :][:200]!r}")
+        self.missing -= text.count(self._marker)
         keep = len(self._marker) - 1
-        # A marker that was counted must not be begun by its own end.
-        self._rest = seen[-keep:] if keep and not seen.endswith(self._marker) else b""
+        # The end of a counted marker must not start another one.
+        self._rest = text[-keep:] if keep and not text.endswith(self._marker) else b""
 
 
 class Wire(Protocol):
@@ -227,15 +228,15 @@ class Nats:
                     count.expect(1000)
                     until(sock, count)
 
-    #: A consumer goes through its stream once, so each connection has some of each, made when it connects.
+    #: A consumer reads its stream once, so each connection creates this many consumers for each box.
     PASSES = 6
 
     def reads(self, boxes: list[str], each: int, limit: int) -> list[Step]:
         ask = b'{"batch":%d,"no_wait":true}' % limit
         steps = []
         with dial(self._port) as sock:
-            made = b"_INBOX.%x" % random.getrandbits(64)
-            sock.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\n' % made)
+            inbox = b"_INBOX.%x" % random.getrandbits(64)
+            sock.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\n' % inbox)
             for _ in range(self.PASSES):
                 for box in boxes:
                     name = f"r{random.getrandbits(64):x}"
@@ -250,7 +251,7 @@ class Nats:
                     }
                     text = json.dumps(config).encode()
                     subject = f"$JS.API.CONSUMER.DURABLE.CREATE.{box}.{name}".encode()
-                    sock.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject, made, len(text), text))
+                    sock.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject, inbox, len(text), text))
                     count = Count(b"}\r\n", error=b'"error":')
                     count.expect(1)
                     until(sock, count)

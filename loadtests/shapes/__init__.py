@@ -1,6 +1,7 @@
-"""How many users there are as time goes on. Pure; the modules beside this one hand it to locust.
+"""Number of users over the time of a run. Pure; the modules beside this one pass it to locust.
 
-Each answers the number of users and how many may come or go a second, for a moment of the run; None ends it.
+Each function returns the number of users at a moment, and how many may start or stop in a second; None ends
+the run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ RAMP_STEPS = 8
 
 
 def ramp(at_s: float, *, users: int, seconds: float) -> tuple[int, float] | None:
-    """Up in equal steps, all the users for the last one."""
+    """Increase in equal steps; the last step has all users."""
     if at_s >= seconds:
         return None
     step = min(RAMP_STEPS, int(at_s / seconds * RAMP_STEPS) + 1)
@@ -19,7 +20,7 @@ def ramp(at_s: float, *, users: int, seconds: float) -> tuple[int, float] | None
 
 
 def spike(at_s: float, *, users: int, seconds: float) -> tuple[int, float] | None:
-    """A quarter of the users, all of them for a fifth of the run in its middle, a quarter again."""
+    """A quarter of the users, but all of them for a fifth of the run in its middle."""
     if at_s >= seconds:
         return None
     is_high = abs(at_s / seconds - 0.5) <= SPIKE_SHARE / 2

@@ -11,5 +11,5 @@ class Spike(LoadTestShape):
     use_common_options = True
 
     def tick(self) -> tuple[int, float] | None:
-        asked = self.runner.environment.parsed_options
-        return spike(self.get_run_time(), users=asked.num_users or 20, seconds=asked.run_time or 60)
+        options = self.runner.environment.parsed_options
+        return spike(self.get_run_time(), users=options.num_users or 20, seconds=options.run_time or 60)

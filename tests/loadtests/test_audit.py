@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadtests import audit as auditing
-from loadtests.audit import Audit, Unanswered, once
+from loadtests.audit import Audit, NoAnswer, once
 from streams.testing import Server, running_server
 
 
@@ -29,7 +29,7 @@ def load(server: Server, request: pytest.FixtureRequest) -> Audit:
     for box in (*made.boxes, *made.queues):
         sent = made.ledger.of(box, "a")
         append(made, box, *range(5))
-        sent.sent = sent.acked = 5
+        sent.sent_count = sent.acked_count = 5
     return made
 
 
@@ -43,12 +43,12 @@ def claim(load: Audit, *, max: int, ack: bool) -> None:
     jobs = load.jobs[queue]
     answer: Any = load._call("POST", f"/v0/boxes/{queue}/claim", {"node": "w", "max": max})
     for job in answer["claimed"]:
-        jobs.claimed("w", job["data"]["p"], job["data"]["n"])
+        jobs.on_claim("w", job["data"]["p"], job["data"]["n"])
     if ack:
         seqs = [job["$seq"] for job in answer["claimed"]]
         load._call("POST", f"/v0/boxes/{queue}/ack", {"node": "w", "seqs": seqs})
     for job in answer["claimed"]:
-        jobs.acked(job["data"]["p"], job["data"]["n"])
+        jobs.on_ack(job["data"]["p"], job["data"]["n"])
 
 
 def test_all_is_well_when_nothing_happened(load: Audit) -> None:
@@ -60,7 +60,7 @@ def test_all_is_well_when_nothing_happened(load: Audit) -> None:
         "jobs_done": 2,
         "retried": 0,
         "faults": {},
-        "told": [],
+        "descriptions": [],
         "is_good": True,
     }
     load.clean_up()
@@ -80,14 +80,14 @@ def test_a_deleted_record_is_lost_and_its_copy_is_not(load: Audit) -> None:
     load.finish()
     # The seq and the number that should have come first.
     assert load.faults.counts == {"lost": 2} and all(
-        load.boxes[0] + ":" in text or "seq 2" in text for text in load.faults.told
+        load.boxes[0] + ":" in text or "seq 2" in text for text in load.faults.descriptions
     )
 
 
 def test_an_evicted_record_is_lost(load: Audit) -> None:
     once(load.url, "PUT", f"/v0/boxes/{load.boxes[1]}", {"cap_records": 3})
     load.finish()
-    assert load.faults.counts["lost"] >= 2 and "tombstone for seqs 1-2 (cap)" in load.faults.told[0]
+    assert load.faults.counts["lost"] >= 2 and "tombstone for seqs 1-2 (cap)" in load.faults.descriptions[0]
 
 
 def test_a_write_that_was_taken_twice_is_doubled_in_the_box_and_its_copy(load: Audit) -> None:
@@ -116,7 +116,7 @@ def test_a_job_that_vanished_unacked_is_lost(load: Audit) -> None:
 
 def test_what_another_process_saw_counts_and_that_of_another_run_does_not(load: Audit) -> None:
     there = Audit(load.url, load.name, boxes=2, queues=1)
-    there.ledger.of(load.boxes[1], "z").acked = there.ledger.of(load.boxes[1], "z").sent = 3
+    there.ledger.of(load.boxes[1], "z").acked_count = there.ledger.of(load.boxes[1], "z").sent_count = 3
     there.faults.add("doubled", "seen there")
     there.retries = 4
     other = Audit(load.url, "other", boxes=2, queues=1)
@@ -142,12 +142,12 @@ def test_readers_hold_back_deletion_and_new_ones_begin_after_it(load: Audit) -> 
     assert load.seen_by_all(box) == 3 and load.seen_by_all(load.boxes[1]) == 4
     load.close(slow)
     assert load.seen_by_all(box) == 4
-    load.deleted[box] = 3
+    load.trim_seqs[box] = 3
     assert load.open(box).seq == 3
 
 
 def test_a_server_that_is_gone_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "PATIENCE_S", 0.1)
     gone = Audit("http://127.0.0.1:1", "load", boxes=1, queues=0)
-    with pytest.raises(Unanswered, match="refused"):
+    with pytest.raises(NoAnswer, match="refused"):
         gone.prepare("disk")

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from loadtests import shapes
-from loadtests.checking import GAPS_MAX, TOLD_MAX, Faults, Jobs, Ledger, Reader, Sent, settle, slope_per_hour
+from loadtests.checking import (
+    DESCRIPTIONS_MAX,
+    GAPS_MAX,
+    Faults,
+    Jobs,
+    Ledger,
+    ProducerCounts,
+    Reader,
+    settle,
+    slope_per_hour,
+)
 
 
 def records(*numbers: tuple[str, int], first_seq: int = 1) -> list[dict[str, Any]]:
@@ -42,7 +52,7 @@ def test_a_number_that_comes_again_is_doubled() -> None:
 
 def test_a_number_that_comes_late_is_reordered_and_not_lost() -> None:
     faults = read(("a", 0), ("a", 2), ("a", 1))
-    assert +faults.counts == {"reordered": 1} and "number 1 of a where 3 was due" in faults.told[-1]
+    assert +faults.counts == {"reordered": 1} and "number 1 of a where 3 was due" in faults.descriptions[-1]
 
 
 def test_a_seq_that_is_passed_over_is_lost_and_one_that_goes_back_is_reordered() -> None:
@@ -60,7 +70,7 @@ def test_a_reader_from_the_middle_takes_the_first_number_as_it_comes() -> None:
 
 def test_a_tombstone_is_a_loss_of_all_it_spans() -> None:
     faults = Faults()
-    Reader("b", faults).told_of_a_gap({"gap_from": 3, "gap_to": 7, "reason": "cap"})
+    Reader("b", faults).add_gap({"gap_from": 3, "gap_to": 7, "reason": "cap"})
     assert faults.counts == {"lost": 5} and faults
 
 
@@ -74,7 +84,7 @@ def test_any_one_thing_that_is_spoilt_is_found(order: list[str], data: st.DataOb
     for producer in order:
         numbers.append((producer, counts[producer]))
         counts[producer] += 1
-    sent = {producer: Sent(count, count) for producer, count in counts.items()}
+    sent = {producer: ProducerCounts(count, count) for producer, count in counts.items()}
 
     def faults_of(told: list[tuple[str, int]]) -> Faults:
         faults = Faults()
@@ -95,17 +105,17 @@ def test_any_one_thing_that_is_spoilt_is_found(order: list[str], data: st.DataOb
 
 
 def test_in_the_end_acked_records_must_be_there_and_unanswered_ones_may() -> None:
-    def settled(found: int, sent: Sent) -> dict[str, int]:
+    def settled(found: int, sent: ProducerCounts) -> dict[str, int]:
         faults = Faults()
         reader = Reader("b", faults)
         reader.page(records(*(("a", number) for number in range(found))))
         settle(reader, {"a": sent}, faults)
         return dict(faults.counts)
 
-    assert settled(5, Sent(5, 5)) == {}
-    assert settled(5, Sent(8, 5)) == {} and settled(8, Sent(8, 5)) == {}
-    assert settled(4, Sent(8, 5)) == {"lost": 1}
-    assert settled(9, Sent(8, 5)) == {"invented": 1}
+    assert settled(5, ProducerCounts(5, 5)) == {}
+    assert settled(5, ProducerCounts(8, 5)) == {} and settled(8, ProducerCounts(8, 5)) == {}
+    assert settled(4, ProducerCounts(8, 5)) == {"lost": 1}
+    assert settled(9, ProducerCounts(8, 5)) == {"invented": 1}
 
 
 def test_records_of_a_stranger_are_invented() -> None:
@@ -120,17 +130,17 @@ def test_what_a_reader_remembers_of_gaps_and_what_is_told_is_bounded() -> None:
     faults = Faults()
     reader = Reader("b", faults)
     reader.page(records(*(("a", number) for number in range(2 * GAPS_MAX, 0, -1))))
-    assert len(faults.told) == TOLD_MAX
+    assert len(faults.descriptions) == DESCRIPTIONS_MAX
     reader.page(records(("a", 3 * GAPS_MAX), first_seq=3 * GAPS_MAX))
     assert len(reader._gaps) <= GAPS_MAX
 
 
 def test_ledgers_of_several_processes_add_up() -> None:
     here, there = Ledger(), Ledger()
-    here.of("b", "a").sent = 10
-    there.of("b", "z").sent = there.of("b", "z").acked = 7
+    here.of("b", "a").sent_count = 10
+    there.of("b", "z").sent_count = there.of("b", "z").acked_count = 7
     here.update(there.as_json())
-    there.of("b", "z").acked = 5
+    there.of("b", "z").acked_count = 5
     here.update(there.as_json())
     assert here.as_json() == {"b": {"a": [10, 0], "z": [7, 5]}} and here.acked_records() == 5
 
@@ -143,60 +153,60 @@ def jobs(*, may_return: bool = False) -> tuple[Jobs, Faults]:
 def test_a_job_that_was_done_never_comes_back() -> None:
     for may_return in (False, True):
         queue, faults = jobs(may_return=may_return)
-        queue.claimed("w", "a", 0)
-        queue.acking("a", 0)
-        queue.acked("a", 0)
+        queue.on_claim("w", "a", 0)
+        queue.on_ack_sent("a", 0)
+        queue.on_ack("a", 0)
         assert not faults and queue.jobs_done() == 1
-        queue.claimed("v", "a", 0)
+        queue.on_claim("v", "a", 0)
         assert faults.counts == {"returned": 1}
 
 
 def test_a_leased_job_is_given_to_another_only_where_leases_may_be_void() -> None:
     for may_return, found in ((False, {"returned": 2}), (True, {})):
         queue, faults = jobs(may_return=may_return)
-        queue.claimed("w", "a", 0)
-        queue.claimed("v", "a", 0)
-        queue.acking("a", 0)
-        queue.skipped("w", "a", 0)
-        queue.acked("a", 0)
+        queue.on_claim("w", "a", 0)
+        queue.on_claim("v", "a", 0)
+        queue.on_ack_sent("a", 0)
+        queue.on_skip("w", "a", 0)
+        queue.on_ack("a", 0)
         assert dict(faults.counts) == found
 
 
 def test_a_job_is_done_or_waits_in_the_end() -> None:
     queue, faults = jobs()
-    queue.claimed("w", "a", 0)
-    queue.acked("a", 0)
-    queue.settle({"a": BitMap([1, 2])}, {"a": Sent(3, 3)})
+    queue.on_claim("w", "a", 0)
+    queue.on_ack("a", 0)
+    queue.settle({"a": BitMap([1, 2])}, {"a": ProducerCounts(3, 3)})
     assert not faults
-    queue.settle({"a": BitMap([1])}, {"a": Sent(3, 3)})
+    queue.settle({"a": BitMap([1])}, {"a": ProducerCounts(3, 3)})
     assert +faults.counts == {"lost": 1}
-    queue.settle({"a": BitMap([0, 1, 2])}, {"a": Sent(3, 3)})
+    queue.settle({"a": BitMap([0, 1, 2])}, {"a": ProducerCounts(3, 3)})
     assert faults.counts["returned"] == 1
-    queue.settle({"a": BitMap([1, 2, 3])}, {"a": Sent(3, 3)})
+    queue.settle({"a": BitMap([1, 2, 3])}, {"a": ProducerCounts(3, 3)})
     assert faults.counts["invented"] == 1
 
 
 def test_a_job_whose_ack_has_no_answer_may_be_done_or_not() -> None:
     queue, faults = jobs(may_return=True)
     for number in (0, 1):
-        queue.claimed("w", "a", number)
-        queue.acking("a", number)
-    queue.skipped("w", "a", 1, was_repeated=True)
-    queue.settle({}, {"a": Sent(2, 2)})
+        queue.on_claim("w", "a", number)
+        queue.on_ack_sent("a", number)
+    queue.on_skip("w", "a", 1, was_repeated=True)
+    queue.settle({}, {"a": ProducerCounts(2, 2)})
     assert not faults
-    queue.skipped("w", "a", 0)
-    queue.settle({}, {"a": Sent(2, 2)})
+    queue.on_skip("w", "a", 0)
+    queue.settle({}, {"a": ProducerCounts(2, 2)})
     assert faults.counts == {"lost": 1}
 
 
 def test_jobs_done_in_two_processes_are_found() -> None:
     (here, faults), (there, _) = jobs(), jobs()
     for queue in (here, there):
-        queue.claimed("w", "a", 4)
-        queue.acked("a", 4)
-    there.acking("a", 5)
+        queue.on_claim("w", "a", 4)
+        queue.on_ack("a", 4)
+    there.on_ack_sent("a", 5)
     here.update(there.news())
-    assert faults.counts == {"returned": 1} and 5 in here.maybe["a"]
+    assert faults.counts == {"returned": 1} and 5 in here.maybe_done_jobs["a"]
     assert there.news()["done"] == {}, "told once"
 
 

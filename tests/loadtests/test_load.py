@@ -81,7 +81,7 @@ def test_kills_need_a_server_that_is_started_here(capsys: pytest.CaptureFixture[
 
 
 def test_memory_is_compared_at_equal_ages_and_without_the_warm_up() -> None:
-    beside = load.Beside(None, 30.0)  # type: ignore[arg-type]
+    beside = load.ServerWatch(None, 30.0)  # type: ignore[arg-type]
     beside.gateway = [(0, 900e6), *((float(at), 100e6 + at * 1e3) for at in range(20, 600, 20))]
     found = beside.result()
     assert found["gateway_mb_per_hour"] == 3.6 and found["gateway_mb_range"][1] < 101
@@ -89,11 +89,11 @@ def test_memory_is_compared_at_equal_ages_and_without_the_warm_up() -> None:
 
 
 def test_a_slope_of_memory_is_left_out_of_a_short_run() -> None:
-    beside = load.Beside(None, 30.0)  # type: ignore[arg-type]
+    beside = load.ServerWatch(None, 30.0)  # type: ignore[arg-type]
     beside.gateway = [(float(at), 100e6 + at * 1e6) for at in range(0, 20, 2)]
     found = beside.result()
     assert "gateway_mb" in found and "gateway_mb_per_hour" not in found
-    verdict = {"acked": 0, "jobs_done": 0, "retried": 0, "faults": {}, "told": [], "beside": found}
+    verdict = {"acked": 0, "jobs_done": 0, "retried": 0, "faults": {}, "descriptions": [], "beside": found}
     assert load.sentences(verdict)[-1].endswith("too short for a slope.")
 
 
@@ -103,11 +103,11 @@ def test_the_verdict_is_put_into_sentences() -> None:
         "jobs_done": 3,
         "retried": 4,
         "faults": {},
-        "told": [],
+        "descriptions": [],
         "is_good": True,
     }
     assert load.sentences(good) == [
         "12,000 records and 3 jobs were checked: none lost, doubled or reordered. 4 requests were repeated."
     ]
-    bad = good | {"faults": {"lost": 2, "doubled": 0}, "told": ["lost: b"], "is_good": False}
+    bad = good | {"faults": {"lost": 2, "doubled": 0}, "descriptions": ["lost: b"], "is_good": False}
     assert "2 lost" in load.sentences(bad)[0] and load.sentences(bad)[-1] == "lost: b"

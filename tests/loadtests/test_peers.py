@@ -151,7 +151,7 @@ def test_without_any_peer_each_is_skipped_with_one_line_and_we_are_measured(
 
 
 def test_ratios_are_of_the_same_promise_and_above_one_is_better_for_us() -> None:
-    found: compare.Found = {each.key: {} for each in WORKLOADS}
+    found: compare.Figures = {each.key: {} for each in WORKLOADS}
     found["append-1000"] = {
         "streams-disk": [100.0, 300.0, 200.0],
         "redis-everysec": [50.0, 100.0, 100.0],
@@ -182,7 +182,7 @@ def test_a_spread_goes_farther_than_the_farthest_round_and_is_never_small() -> N
 
 def test_a_run_says_which_ratios_are_not_where_the_run_before_expected_them() -> None:
     def run(theirs: float, **more: object) -> dict[str, Any]:
-        found: compare.Found = {each.key: {} for each in WORKLOADS}
+        found: compare.Figures = {each.key: {} for each in WORKLOADS}
         found["append-1000"] = {"streams-disk": [10.0, 10.0], "redis-everysec": [theirs, theirs]}
         found["append-1"] = {"streams-disk": [10.0, 10.0], "redis-everysec": [5.0, 5.0]}
         machine = {"cores": 2, "cpu": "a", "kernel": "6", "python": "3.11"}
@@ -203,7 +203,7 @@ def test_a_run_says_which_ratios_are_not_where_the_run_before_expected_them() ->
 
 
 def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
-    found: compare.Found = {
+    found: compare.Figures = {
         each.key: {
             contender.key: [2.0, 2.0] if contender.peer == "streams" else [20.0, 40.0]
             for contender in CONTENDERS
@@ -257,9 +257,9 @@ def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
     text = page.text(result)
     lost = text[text.index("## Where we lose") : text.index("## Figures")]
     for workload in WORKLOADS:  # all rates are a tenth, all times ten times better
-        assert (workload.title in lost) is (page.WHY[workload.key] in lost) is not workload.is_time
+        assert (workload.title in lost) is (page.LOSS_REASONS[workload.key] in lost) is not workload.is_time
     assert "NATS JetStream, file (0.08×)" in lost
-    assert page.IN_THE_WAY["append-100-disk"] in text and "quick run" in text
+    assert page.LIMITS["append-100-disk"] in text and "quick run" in text
     assert "busy with other work: 0.5 of its 2 cores" in text
     assert "its C tool, disk | 0.08× | 0.04×–0.14× | 3× | 5× | | BELOW FLOOR |" in text
     assert "42 of 43 are where the run before it expected them (B, A: 2.5×, not 1.0×–2.0×)" in text
@@ -268,8 +268,8 @@ def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
 
 
 def test_every_workload_has_a_reason_and_every_aim_something_in_its_way() -> None:
-    assert page.WHY.keys() == {each.key for each in WORKLOADS}
-    assert page.IN_THE_WAY.keys() == {*compare.AIMS, "redis"}
+    assert page.LOSS_REASONS.keys() == {each.key for each in WORKLOADS}
+    assert page.LIMITS.keys() == {*compare.AIMS, "redis"}
     aimed = {row.key for case in bench.CASES for row in case.rows if row.aim is not None}
     assert set(compare.AIMS) <= aimed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtests import bench, profile
-from loadtests.rows import CaseFailed, Measured
+from loadtests.rows import CaseFailed, Measurement
 
 TEXT = """\
 run (trio/run.py:10);handle (shard/core/machine.py:5);parse <&> (streams/p.py:7) 30
@@ -23,17 +23,17 @@ thread (wal-commit) 10
 
 
 def test_time_is_added_up_by_function_wherever_in_it_the_line_was() -> None:
-    found = profile.busiest(profile.folded(TEXT))
+    found = profile.busiest(profile.fold_stacks(TEXT))
     assert found == [
         ("handle (shard/core/machine.py)", 60, 90),
         ("parse <&> (streams/p.py)", 30, 30),
         ("thread (wal-commit)", 10, 10),
     ]
-    assert profile.busiest(profile.folded(TEXT), shown=1) == found[:1]
+    assert profile.busiest(profile.fold_stacks(TEXT), count_max=1) == found[:1]
 
 
 def test_the_graph_is_one_picture_with_a_rectangle_a_function_as_wide_as_its_time() -> None:
-    drawn = xml.fromstring(profile.flame("a title", profile.folded(TEXT)))
+    drawn = xml.fromstring(profile.flame("a title", profile.fold_stacks(TEXT)))
     space = "{http://www.w3.org/2000/svg}"
     shapes = {
         group.findtext(f"{space}title"): group.find(f"{space}rect") for group in drawn.iter(f"{space}g")
@@ -52,8 +52,8 @@ def test_a_process_that_cannot_be_looked_at_is_told(
     with pytest.raises(CaseFailed, match="py-spy could not look at process 999999999"):
         profile.record(999999999, 1, mode="wall")
     asked = argparse.Namespace(workload="single", seconds=1.0, out=tmp_path)
-    stacks = {"gateway-0": profile.folded(TEXT), "shard-0": CaseFailed("not allowed")}
-    assert profile.tell(asked, "single-64-disk", Measured({"single-64-disk": 5.0}), stacks) == 2
+    stacks = {"gateway-0": profile.fold_stacks(TEXT), "shard-0": CaseFailed("not allowed")}
+    assert profile.report(asked, "single-64-disk", Measurement({"single-64-disk": 5.0}), stacks) == 2
     told = capsys.readouterr().out
     assert "shard-0: not allowed" in told and "60.0% own  90.0% with calls  handle" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["single-gateway-0.svg", "single.txt"]
