@@ -126,7 +126,7 @@ def test_an_archive_goes_on_where_it_was_and_audit_proves_it(
     for victim in Path(where).rglob(f"{entries[-1]['run']}-*.parquet"):
         victim.unlink()
     audited = jobs.audit(spark, boxes[:1], archive=name, url=server.url)
-    assert audited.findings == [f"{boxes[0]}: the files have 57 records, and the ledger says 60"]
+    assert audited.findings == [f"{boxes[0]}: the files have 57 records, but the ledger has 60"]
 
 
 def as_version_0_1(client: streams.Client, name: str, where: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_archive_refuses_what_is_lost_unless_told_and_then_notes_it(
     done = jobs.archive(spark, [name], str(tmp_path), name=name, url=server.url, on_gap="emit")
     assert done.records == 10 and (done.ranges[0].gaps[0]["from"], done.ranges[0].gaps[0]["to"]) == (11, 18)
     audited = jobs.audit(spark, [name], archive=name, url=server.url)
-    assert audited.findings == [f"{name}: lost before it was archived: 11 to 18"]
+    assert audited.findings == [f"{name}: records 11 to 18 were lost before the archive run"]
 
 
 def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
@@ -363,7 +363,7 @@ def test_a_replay_copies_what_is_wanted_once_and_goes_on(
     audited = jobs.audit(spark, [target], against=f"{name}.new", url=server.url)
     assert audited.findings == [
         f"22 records of {target} are missing in {name}.new",
-        f"4 records of {name}.new are not in {target}, or are there more often",
+        f"4 records of {name}.new are missing in {target}",
     ]
 
 
@@ -474,7 +474,7 @@ def test_a_snapshot_and_what_follows_it_are_the_whole_story(
     assert state() == expected
 
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["streams.spark.jobs.snapshot"], "_close", stop)
+        patched.setattr(sys.modules["streams.spark.jobs.snapshot"], "_write_footer", stop)
         with pytest.raises(Killed):
             jobs.snapshot(spark, name, url=server.url, trim=True)
     assert state() == expected, "the old snapshot still stands"
