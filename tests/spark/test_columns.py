@@ -55,25 +55,25 @@ def encoded(value: str | None) -> bytes:
 @given(ROWS, st.integers(0, 5))
 def test_packed_columns_are_those_that_plain_lists_give(rows: list[dict[str, Any]], cut: int) -> None:
     whole = batch([*rows[:cut], *rows]).slice(len(rows[:cut]))  # offsets that do not begin at 0
-    found = Packer(shard_of, default_node="spark").pack(whole)
-    assert [shard for shard, _ in found] == sorted({shard_of(row["box"]) for row in rows})
-    for shard, packed in found:
-        assert {shard_of(box) for box in packed.boxes} == {shard}
-        mine = [row for box in packed.boxes for row in rows if row["box"] == box]
+    messages = Packer(shard_of, default_node="spark").pack(whole)
+    assert [shard for shard, _ in messages] == sorted({shard_of(row["box"]) for row in rows})
+    for shard, message in messages:
+        assert {shard_of(box) for box in message.boxes} == {shard}
+        mine = [row for box in message.boxes for row in rows if row["box"] == box]
         # A node that all rows have is sent once.
         nodes = {encoded(row["node"]) for row in mine}
-        shared = nodes.pop().decode() if len(nodes) == 1 else ""
-        expected = pack(
-            packed.boxes,
-            packed.counts,
+        shared_node = nodes.pop().decode() if len(nodes) == 1 else ""
+        reference = pack(
+            message.boxes,
+            message.counts,
             [encoded(row["data"]) for row in mine],
             tag=[encoded(row["tag"]) for row in mine],
-            node=None if shared else [encoded(row["node"]) for row in mine],
+            node=None if shared_node else [encoded(row["node"]) for row in mine],
             meta=[encoded(row["meta"]) for row in mine],
             ts=[-1 if row["ts"] is None else row["ts"] for row in mine],
-            default_node=shared or "spark",
+            default_node=shared_node or "spark",
         )
-        assert packed == expected
+        assert message == reference
 
 
 def test_spaces_around_json_go_and_nothing_else() -> None:
@@ -97,7 +97,7 @@ def test_times_may_be_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"data": ["1"]}, "no column box"),
         ({"data": ["1", "2"], "box": ["box.1", None]}, "box: is null"),
@@ -109,10 +109,10 @@ def test_times_may_be_milliseconds() -> None:
         ),
     ],
 )
-def test_rows_that_cannot_be_written_are_refused_by_name(columns: dict[str, list[Any]], said: str) -> None:
-    with pytest.raises(Exception, match=said) as refused:
+def test_rows_that_cannot_be_written_are_refused_by_name(columns: dict[str, list[Any]], message: str) -> None:
+    with pytest.raises(Exception, match=message) as error:
         Packer(lambda box: 0).pack(pa.RecordBatch.from_pydict(columns))
-    assert refused.type is BadRows or "name" in str(refused.value)
+    assert error.type is BadRows or "name" in str(error.value)
 
 
 def test_a_batch_is_cut_to_what_one_message_holds() -> None:
@@ -131,7 +131,7 @@ def test_a_batch_is_cut_to_what_one_message_holds() -> None:
 ALL = pa.schema([pa.field(name, kind) for name, kind in COLUMNS.items()])
 
 
-def run(**given: Any) -> Run:
+def run(**overrides: Any) -> Run:
     empty = memoryview(b"")
     fields: dict[str, Any] = {
         "count": 2,
@@ -147,7 +147,7 @@ def run(**given: Any) -> Run:
         "values": memoryview(b"122"),
         **dict.fromkeys(("seqs", "times", "tags", "nodes", "meta_ends", "metas"), empty),
     }
-    return Run(**(fields | given))
+    return Run(**(fields | overrides))
 
 
 def test_a_run_without_extras() -> None:

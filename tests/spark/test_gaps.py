@@ -1,4 +1,4 @@
-"""Lost records as Spark's users are told of them. Needs no Spark."""
+"""Messages and parts of gaps. Needs no Spark."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from streams.spark import java
 from streams.spark.java import JavaNotFound, java_home, java_version, wheel_java_home, with_required_module
 
 
-def made(
+def make_java(
     folder: Path, version: str, *, modules: str = "java.base jdk.incubator.vector", release: bool = True
 ) -> Path:
     """A folder that looks like a Java and says its version as one."""
@@ -29,7 +29,7 @@ def made(
 
 
 def test_java_home_comes_first_then_path_then_the_wheel(tmp_path: Path) -> None:
-    first, second = made(tmp_path / "a", "17.0.1"), made(tmp_path / "b", "21")
+    first, second = make_java(tmp_path / "a", "17.0.1"), make_java(tmp_path / "b", "21")
     path = str(second / "bin")
     assert java_home({"JAVA_HOME": str(first), "PATH": path}) == first
     assert java_home({"PATH": path}) == second
@@ -39,7 +39,7 @@ def test_java_home_comes_first_then_path_then_the_wheel(tmp_path: Path) -> None:
 
 
 def test_a_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
-    old = made(tmp_path / "old", "1.8.0_292")
+    old = make_java(tmp_path / "old", "1.8.0_292")
     assert java_version(old) == 8
     assert java_home({"PATH": str(old / "bin")}) != old
 
@@ -50,7 +50,7 @@ def test_a_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> No
 def test_a_java_home_that_cannot_do_is_an_error_and_not_passed_over(
     tmp_path: Path, version: str | None, said: str
 ) -> None:
-    home = made(tmp_path / "it", version) if version else tmp_path
+    home = make_java(tmp_path / "it", version) if version else tmp_path
     with pytest.raises(JavaNotFound, match=said):
         java_home({"JAVA_HOME": str(home), "PATH": "/usr/bin"})
 
@@ -74,15 +74,15 @@ def test_a_plain_session_finds_the_bundled_java_once_our_package_is_imported(tmp
         return ran.stdout.strip()
 
     assert (Path(found(environ)) / "bin" / "java").exists()
-    own = made(tmp_path / "own", "21")
+    own = make_java(tmp_path / "own", "21")
     assert found({**environ, "JAVA_HOME": str(own)}) == str(own)
     assert found({**environ, "PATH": str(own / "bin")}) == "None", "Spark finds it by itself"
 
 
 def test_a_java_that_does_not_say_what_it_is_is_asked(tmp_path: Path) -> None:
-    home = made(tmp_path / "it", "21.0.3", release=False)
+    home = make_java(tmp_path / "it", "21.0.3", release=False)
     assert java_version(home) == 21 and with_required_module(home) == home
-    assert java_version(made(tmp_path / "odd", "none", release=False)) is None
+    assert java_version(make_java(tmp_path / "odd", "none", release=False)) is None
 
 
 def test_the_trimmed_runtime_starts_with_the_argument_that_it_would_refuse(

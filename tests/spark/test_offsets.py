@@ -110,18 +110,18 @@ def test_a_box_made_anew_is_read_from_its_beginning_and_told_as_loss() -> None:
     st.integers(1, 120),
     st.integers(1, 9),
 )
-def test_a_plan_covers_its_ranges_exactly(wanted: list[SeqRange], size: int, least: int) -> None:
-    wanted = [each for each in wanted if each.after < each.to]
-    tasks = plan_tasks(wanted, partition_records=size, min_partitions=least)
+def test_a_plan_covers_its_ranges_exactly(seq_ranges: list[SeqRange], size: int, least: int) -> None:
+    seq_ranges = [each for each in seq_ranges if each.after < each.to]
+    tasks = plan_tasks(seq_ranges, partition_records=size, min_partitions=least)
 
     def seqs(each: SeqRange) -> list[tuple[str, int]]:
         return [(each.box, seq) for seq in range(each.after + 1, each.to + 1)]
 
-    planned = Counter(pair for task in tasks for each in task for pair in seqs(each))
-    assert planned == Counter(pair for each in wanted for pair in seqs(each))
+    plan = Counter(pair for task in tasks for each in task for pair in seqs(each))
+    assert plan == Counter(pair for each in seq_ranges for pair in seqs(each))
     assert all(task for task in tasks)
     assert all(sum(map(len, task)) <= size + size // 10 * len(task) for task in tasks)
-    assert plan_tasks(wanted, partition_records=size, min_partitions=least) == tasks
+    assert plan_tasks(seq_ranges, partition_records=size, min_partitions=least) == tasks
 
 
 def test_a_long_box_is_cut_and_short_ones_are_packed() -> None:

@@ -1,4 +1,4 @@
-"""Options of the data source: what is taken, what is refused and how it is said. Needs no Spark."""
+"""Options of the data source: values, errors and their messages. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_which_boxes_are_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "place", "said"),
+    ("options", "scope", "message"),
     [
         ({"path": "a", "startingOfsets": "latest"}, BATCH, "did you mean startingOffsets?"),
         ({"path": "a", "zzzzzz": "1"}, BATCH, "zzzzzz: there is no such option of a batch read"),
@@ -76,10 +76,10 @@ def test_which_boxes_are_wanted() -> None:
         ({"url": "a", "txnAppId": "x", "txnVersion": "1", "delivery": "append"}, WRITE, "delivery=append"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_by_name(given: dict[str, str], place: str, said: str) -> None:
-    with pytest.raises(BadOption) as refused:
-        (parse_read_options if place in (BATCH, STREAM) else parse_write_options)(given, place)
-    assert said in refused.value.message
+def test_what_is_wrong_is_refused_by_name(options: dict[str, str], scope: str, message: str) -> None:
+    with pytest.raises(BadOption) as error:
+        (parse_read_options if scope in (BATCH, STREAM) else parse_write_options)(options, scope)
+    assert message in error.value.message
 
 
 def test_loss_fails_unless_the_user_says_otherwise() -> None:

@@ -27,29 +27,29 @@ def source(server: Server, **options: object) -> StreamsDataSource:
 
 
 def stream(server: Server, **options: object) -> StreamReader:
-    found = source(server, **options).streamReader(SCHEMA)
-    assert isinstance(found, StreamReader)
-    return found
+    reader = source(server, **options).streamReader(SCHEMA)
+    assert isinstance(reader, StreamReader)
+    return reader
 
 
 def batch(server: Server, **options: object) -> BatchReader:
-    found = source(server, **options).reader(SCHEMA)
-    assert isinstance(found, BatchReader)
-    return found
+    reader = source(server, **options).reader(SCHEMA)
+    assert isinstance(reader, BatchReader)
+    return reader
 
 
 def rows(reader: BatchReader) -> list[dict[str, Any]]:
-    return [row for part in reader.partitions() for found in reader.read(part) for row in found.to_pylist()]
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
 def seqs(reader: BatchReader) -> list[int]:
     return sorted(row["seq"] for row in rows(reader))
 
 
-def pushed(reader: BatchReader, *filters: Filter) -> tuple[list[Filter], list[int]]:
-    """What is left to Spark, and what is read."""
-    left = list(reader.pushFilters(list(filters)))
-    return left, seqs(reader)
+def push_filters(reader: BatchReader, *filters: Filter) -> tuple[list[Filter], list[int]]:
+    """Return the filters that remain for Spark, and the seqs read."""
+    remaining = list(reader.pushFilters(list(filters)))
+    return remaining, seqs(reader)
 
 
 @pytest.fixture
@@ -247,12 +247,12 @@ def test_filters_that_can_be_are_done_here_and_the_rest_is_left_to_spark(server:
     def reader(**options: str) -> BatchReader:
         return batch(server, path=timed, pushdown="true", **options)
 
-    assert pushed(reader(), EqualTo(("tag",), "t1")) == ([], [1, 4, 7, 10])
-    assert pushed(reader(), StringStartsWith(("tag",), "t"), GreaterThan(("seq",), 8)) == ([], [9, 10])
+    assert push_filters(reader(), EqualTo(("tag",), "t1")) == ([], [1, 4, 7, 10])
+    assert push_filters(reader(), StringStartsWith(("tag",), "t"), GreaterThan(("seq",), 8)) == ([], [9, 10])
     two = EqualTo(("tag",), "t1"), StringStartsWith(("tag",), "t")
-    assert pushed(reader(), *two) == ([two[1]], [1, 4, 7, 10])
-    assert pushed(reader(match="t1"), two[0]) == ([two[0]], [1, 4, 7, 10])
-    assert pushed(reader(), In(("box",), ("x", timed)), LessThanOrEqual(("seq",), 2)) == ([], [1, 2])
-    assert pushed(reader(), EqualTo(("box",), "x")) == ([], [])
-    assert pushed(reader(), EqualTo(("node",), "x"))[0] == [EqualTo(("node",), "x")]
+    assert push_filters(reader(), *two) == ([two[1]], [1, 4, 7, 10])
+    assert push_filters(reader(match="t1"), two[0]) == ([two[0]], [1, 4, 7, 10])
+    assert push_filters(reader(), In(("box",), ("x", timed)), LessThanOrEqual(("seq",), 2)) == ([], [1, 2])
+    assert push_filters(reader(), EqualTo(("box",), "x")) == ([], [])
+    assert push_filters(reader(), EqualTo(("node",), "x"))[0] == [EqualTo(("node",), "x")]
     assert not hasattr(batch(server, path=timed), "_boxes"), "the reader that Spark fails on by default"

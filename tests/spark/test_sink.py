@@ -1,5 +1,7 @@
-"""What tasks send and what the driver commits, against a real server and without a JVM: these are the
-functions that Spark's writers are made of. (Through Spark itself: `test_round_trips.py`.)"""
+"""The sink's functions for tasks and driver, against a real server and without a JVM.
+
+`test_round_trips.py` tests them through Spark.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from streams.testing import Server
 BOXES = 12
 
 
-def asked(server: Server, **options: str) -> WriteOptions:
+def write_options(server: Server, **options: str) -> WriteOptions:
     return parse_write_options({"url": server.url, **options}, WRITE)
 
 
@@ -39,7 +41,7 @@ def batches(name: str, first: int, last: int) -> Iterator[pa.RecordBatch]:
         )
 
 
-def found(client: streams.Client, name: str) -> list[int]:
+def read_numbers(client: streams.Client, name: str) -> list[int]:
     boxes = [client.box(each.box) for each in client.boxes(f"{name}.")]
     return sorted(item.data for box in boxes for item in box.read() if isinstance(item, Record))
 
@@ -47,16 +49,16 @@ def found(client: streams.Client, name: str) -> list[int]:
 def test_rows_are_hidden_until_the_commit_and_only_those_it_names_are_shown(
     server: Server, client: streams.Client, name: str
 ) -> None:
-    write, txn = asked(server), Txn(name, 1)
+    write, txn = write_options(server), Txn(name, 1)
     first = sink.send_rows(write, txn, batches(name, 0, 250))
     sink.send_rows(
         write, txn, batches(name, 0, 250)
     )  # its twin: a speculative task, or an attempt that was lost
     second = sink.send_rows(write, txn, batches(name, 250, 300))
-    assert found(client, name) == []
+    assert read_numbers(client, name) == []
     assert pickle.loads(pickle.dumps(first)) == first and first.rows == 250 and len(first.chunks) == 4
     assert sink.commit_tasks(write, [first, None, second]) == 300
-    assert found(client, name) == list(range(300))
+    assert read_numbers(client, name) == list(range(300))
     with Shards(server.url) as shards:
         held = [each for shard in range(4) for each in shards.txn_list(shard, prefix=name).held]
     assert held == [], "what was not named is gone"
@@ -65,17 +67,17 @@ def test_rows_are_hidden_until_the_commit_and_only_those_it_names_are_shown(
 def test_an_epoch_that_was_committed_changes_nothing_when_it_comes_again(
     server: Server, client: streams.Client, name: str
 ) -> None:
-    write = asked(server, txnAppId=name, txnVersion="3")
+    write = write_options(server, txnAppId=name, txnVersion="3")
     for epoch, expected in ((3, 40), (3, 40), (2, 40), (4, 80)):
         txn = Txn(name, epoch)
         sink.commit_tasks(write, [sink.send_rows(write, txn, batches(name, 0, 40))])
-        assert len(found(client, name)) == expected
+        assert len(read_numbers(client, name)) == expected
 
 
 def test_a_commit_that_some_shards_miss_says_so_and_the_rerun_adds_the_rest(
     server: Server, client: streams.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, txn = asked(server, commitTimeoutMs="0"), Txn(name, 7)
+    write, txn = write_options(server, commitTimeoutMs="0"), Txn(name, 7)
     sent = sink.send_rows(write, txn, batches(name, 0, 120))
     real = Shards.txn_commit
 
@@ -89,7 +91,7 @@ def test_a_commit_that_some_shards_miss_says_so_and_the_rerun_adds_the_rest(
         with pytest.raises(PartialCommit, match="not committed on 2 of 4 shards") as partial:
             sink.commit_tasks(write, [sent])
     assert partial.value.detail == {"writer": name, "epoch": 7, "shards": [1, 3]}
-    assert 0 < len(found(client, name)) < 120
+    assert 0 < len(read_numbers(client, name)) < 120
     sink.commit_tasks(
         write,
         [
@@ -97,42 +99,42 @@ def test_a_commit_that_some_shards_miss_says_so_and_the_rerun_adds_the_rest(
             sink.send_rows(write, txn, batches(name, 0, 60)),
         ],
     )
-    assert found(client, name) == list(range(120))
+    assert read_numbers(client, name) == list(range(120))
 
 
 def test_what_one_shard_would_refuse_leaves_nothing_on_any(
     server: Server, client: streams.Client, name: str
 ) -> None:
-    write, txn = asked(server), Txn(name, 1)
+    write, txn = write_options(server), Txn(name, 1)
     sent = sink.send_rows(write, txn, batches(name, 0, 120))
     with Shards(server.url) as shards:
         last = next(f"{name}.{n}" for n in range(BOXES) if shards.shard_of(f"{name}.{n}") == 3)
     client.box(last).create(cap_records=1, discard="reject")
     with pytest.raises(streams.Refused, match=last):
         sink.commit_tasks(write, [sent])
-    assert found(client, name) == []
+    assert read_numbers(client, name) == []
     client.box(last).drop()
     assert sink.commit_tasks(write, [sent]) == 120
-    assert found(client, name) == list(range(120))
+    assert read_numbers(client, name) == list(range(120))
 
 
 def test_a_writer_belongs_to_one_query_until_it_is_taken_over(
     server: Server, client: streams.Client, name: str
 ) -> None:
     """A checkpoint was deleted and `txnAppId` kept: batches begin at 0 again and would all be passed over."""
-    write = asked(server)
+    write = write_options(server)
     sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 5, "first-query"), batches(name, 0, 40))])
     with pytest.raises(WriterConflict):
         sink.send_rows(write, Txn(name, 0, "second-query"), batches(name, 40, 80))
     taken = Txn(name, 0, "second-query", True)
     sink.commit_tasks(write, [sink.send_rows(write, taken, batches(name, 40, 80))])
-    assert found(client, name) == list(range(80))
+    assert read_numbers(client, name) == list(range(80))
 
 
 def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_error(
     server: Server, client: streams.Client, name: str
 ) -> None:
-    write, txn = asked(server), Txn(name, 1)
+    write, txn = write_options(server), Txn(name, 1)
     sent = sink.send_rows(write, txn, batches(name, 0, 40))
     sink.abort_epoch(write, None, [None, sent])
     with pytest.raises(streams.Refused, match="0 chunks are held"):
@@ -143,10 +145,10 @@ def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_err
         assert not any(shards.txn_list(shard, prefix=name).held for shard in range(4))
     sink.abort_epoch(write, None, [None])
     sink.abort_epoch(parse_write_options({"url": "http://127.0.0.1:1"}, WRITE), txn, [])
-    assert found(client, name) == []
+    assert read_numbers(client, name) == []
 
 
-def held(server: Server, name: str) -> int:
+def count_held(server: Server, name: str) -> int:
     with Shards(server.url) as shards:
         return sum(len(shards.txn_list(shard, prefix=name).held) for shard in range(4))
 
@@ -156,12 +158,12 @@ def test_a_micro_batch_that_spark_gives_up_without_a_message_is_dropped_by_query
 ) -> None:
     (tmp_path / "metadata").write_text(f'{{"id":"{name}"}}')
     for checkpoint in (str(tmp_path), tmp_path.as_uri()):
-        write = asked(server, checkpointLocation=checkpoint)
+        write = write_options(server, checkpointLocation=checkpoint)
         sink.send_rows(write, Txn(name, 5, name), batches(name, 0, 40))
-        assert held(server, name) == 4
+        assert count_held(server, name) == 4
         sink.StreamWriter(write).abort([None, None], 5)
-        assert held(server, name) == 0
-    sink.StreamWriter(asked(server, checkpointLocation="s3a://bucket/c")).abort([None], 5)
+        assert count_held(server, name) == 0
+    sink.StreamWriter(write_options(server, checkpointLocation="s3a://bucket/c")).abort([None], 5)
 
 
 def test_a_task_that_fails_leaves_nothing_held(server: Server, name: str) -> None:
@@ -170,24 +172,24 @@ def test_a_task_that_fails_leaves_nothing_held(server: Server, name: str) -> Non
         raise ValueError("injected")
 
     with pytest.raises(ValueError, match="injected"):
-        sink.send_rows(asked(server), Txn(name, 1), failing())
-    assert held(server, name) == 0
+        sink.send_rows(write_options(server), Txn(name, 1), failing())
+    assert count_held(server, name) == 0
 
 
 def test_a_version_that_was_committed_before_is_an_error_where_that_is_wanted(
     server: Server, client: streams.Client, name: str
 ) -> None:
-    write = asked(server, txnAppId=name, txnVersion="3", txnIfDone="fail")
+    write = write_options(server, txnAppId=name, txnVersion="3", txnIfDone="fail")
     sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 3), batches(name, 0, 40))])
     again = sink.send_rows(write, Txn(name, 3), batches(name, 0, 40))
     with pytest.raises(AlreadyCommitted, match="epoch 3 of writer"):
         sink.commit_tasks(write, [again])
-    assert found(client, name) == list(range(40))
+    assert read_numbers(client, name) == list(range(40))
 
 
 def test_more_than_a_thousand_boxes_are_written_and_read(server: Server, name: str) -> None:
     rows = pa.RecordBatch.from_pydict({"box": [f"{name}.{n}" for n in range(1100)], "data": ["1"] * 1100})
-    write = asked(server)
+    write = write_options(server)
     sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 1), iter([rows]))])
     read = parse_read_options({"url": server.url, "subscribePrefix": f"{name}."}, BATCH)
     with Shards(server.url) as shards:
@@ -195,9 +197,9 @@ def test_more_than_a_thousand_boxes_are_written_and_read(server: Server, name: s
 
 
 def test_delivery_append_is_there_at_once(server: Server, client: streams.Client, name: str) -> None:
-    write = asked(server, delivery="append")
+    write = write_options(server, delivery="append")
     sent = sink.send_rows(write, Txn(name, 1), batches(name, 0, 40))
-    assert found(client, name) == list(range(40))
+    assert read_numbers(client, name) == list(range(40))
     assert sink.commit_tasks(write, [sent]) == 40 and sent.chunks == ()
     sink.abort_epoch(write, None, [sent])
     client.box(f"{name}.full").create(cap_records=1, discard="reject")
@@ -210,50 +212,53 @@ def test_delivery_append_is_there_at_once(server: Server, client: streams.Client
 def test_delivery_keyed_is_there_at_once_and_a_second_attempt_changes_nothing(
     server: Server, client: streams.Client, name: str
 ) -> None:
-    write, txn = asked(server, delivery="keyed", txnAppId="w" * 256, txnVersion="1"), Txn("w" * 256, 1)
+    write, txn = (
+        write_options(server, delivery="keyed", txnAppId="w" * 256, txnVersion="1"),
+        Txn("w" * 256, 1),
+    )
     sink.send_rows(write, txn, itertools.islice(batches(name, 0, 250), 2))  # a task that died on its way
-    assert found(client, name) == list(range(200))
+    assert read_numbers(client, name) == list(range(200))
     sent = sink.send_rows(write, txn, batches(name, 0, 250))
     assert sink.commit_tasks(write, [sent]) == 250 and sent.chunks == ()
     sink.abort_epoch(write, txn, [sent])
-    assert found(client, name) == list(range(250))
+    assert read_numbers(client, name) == list(range(250))
     sink.send_rows(write, Txn("w" * 256, 2), batches(name, 250, 300))
-    assert found(client, name) == list(range(300))
+    assert read_numbers(client, name) == list(range(300))
 
 
 @pytest.mark.parametrize("first", [12, 1], ids=["as many others", "more of some boxes"])
 def test_delivery_keyed_refuses_other_rows_under_the_same_key(
     server: Server, client: streams.Client, name: str, first: int
 ) -> None:
-    write, txn = asked(server, delivery="keyed"), Txn(name, 1)
+    write, txn = write_options(server, delivery="keyed"), Txn(name, 1)
     sink.send_rows(write, txn, batches(name, 0, 24))
     with pytest.raises(WriterConflict, match="this run partitions its rows differently"):
         sink.send_rows(write, txn, batches(name, first, first + 30))
-    assert found(client, name) == list(range(24))
+    assert read_numbers(client, name) == list(range(24))
 
 
 def test_boxes_are_made_as_asked_or_not_at_all(server: Server, client: streams.Client, name: str) -> None:
     client.box(f"{name}.0").create(durability="memory")
-    write = asked(server, durability="fsync")
+    write = write_options(server, durability="fsync")
     sink.commit_tasks(write, [sink.send_rows(write, Txn(name, 1), batches(name, 0, 300))])
     made = {each.box[len(name) + 1 :]: each.durability for each in client.boxes(f"{name}.")}
     assert made == {str(n): "memory" if n == 0 else "fsync" for n in range(BOXES)}
     with pytest.raises(BoxNotFound):
-        sink.send_rows(asked(server, create="false"), Txn(name, 2), batches(f"{name}.other", 0, 1))
+        sink.send_rows(write_options(server, create="false"), Txn(name, 2), batches(f"{name}.other", 0, 1))
 
 
 def test_a_row_that_is_no_json_fails_the_task_with_its_box(server: Server, name: str) -> None:
     bad = pa.RecordBatch.from_pydict({"data": ['{"a": 1}', '{"a": '], "box": [name, name]})
     with pytest.raises(InvalidRequest) as refused:
-        sink.send_rows(asked(server), Txn(name, 1), iter([bad]))
+        sink.send_rows(write_options(server), Txn(name, 1), iter([bad]))
     assert refused.value.message == (
         f"{name} records[1].data: must be exactly one JSON value, got '{{\"a\":'"
     )
 
 
 def test_nothing_to_commit_is_no_transaction(server: Server) -> None:
-    assert sink.commit_tasks(asked(server), []) == 0
-    assert sink.commit_tasks(asked(server), [None]) == 0
+    assert sink.commit_tasks(write_options(server), []) == 0
+    assert sink.commit_tasks(write_options(server), [None]) == 0
 
 
 def test_what_was_written_is_read_with_all_its_columns(
@@ -265,7 +270,7 @@ def test_what_was_written_is_read_with_all_its_columns(
         {"data": '"x"', "tag": "t", "node": None, "meta": None},
     ]
     schema = pa.schema([(each, pa.utf8()) for each in ("data", "tag", "node", "meta")])
-    write = asked(server, box=name)
+    write = write_options(server, box=name)
     sent: TaskCommit = sink.send_rows(write, Txn(name, 1), iter([pa.RecordBatch.from_pylist(rows, schema)]))
     sink.commit_tasks(write, [sent])
     read = parse_read_options({"url": server.url, "path": name}, BATCH)

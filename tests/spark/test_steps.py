@@ -26,17 +26,17 @@ def shards(server: Server) -> Iterator[Shards]:
         yield found
 
 
-def committed(shards: Shards, writer: str, epoch: int, *, on: int = 4) -> None:
+def commit_epoch(shards: Shards, writer: str, epoch: int, *, on: int = 4) -> None:
     for shard in range(on):
         shards.txn_commit(shard, Txn(writer, epoch), [])
 
 
-def loaded(client: streams.Client, shards: Shards, name: str) -> Steps:
+def load_steps(client: streams.Client, shards: Shards, name: str) -> Steps:
     return Steps(Ledger(client, name), shards, name)
 
 
 def test_a_step_is_planned_written_and_done(client: streams.Client, shards: Shards, name: str) -> None:
-    first = loaded(client, shards, name)
+    first = load_steps(client, shards, name)
     written: list[dict[str, Any]] = []
 
     def write(**options: Any) -> int:
@@ -45,7 +45,7 @@ def test_a_step_is_planned_written_and_done(client: streams.Client, shards: Shar
 
     assert first.run(first.plan({"what": "a"}), write) == 7
     assert written == [{"epoch": 0, "txnIfDone": "fail"}]
-    again = loaded(client, shards, name)
+    again = load_steps(client, shards, name)
     assert [plan["what"] for plan in again.completed_plans] == ["a"] and again.unfinished_plan is None
     assert again.plan({"what": "b"})["step"] == 1
 
@@ -53,30 +53,30 @@ def test_a_step_is_planned_written_and_done(client: streams.Client, shards: Shar
 def test_a_stopped_step_is_cut_anew_unless_a_shard_has_committed_it(
     client: streams.Client, shards: Shards, name: str
 ) -> None:
-    loaded(client, shards, name).plan({"what": "large"})
-    second = loaded(client, shards, name)
+    load_steps(client, shards, name).plan({"what": "large"})
+    second = load_steps(client, shards, name)
     assert (second.completed_plans, second.unfinished_plan) == ([], None)
     plan = second.plan({"what": "small"})
     assert (plan["step"], plan["cut"]) == (0, 1)
-    committed(shards, name, 0, on=2)
-    third = loaded(client, shards, name)
+    commit_epoch(shards, name, 0, on=2)
+    third = load_steps(client, shards, name)
     assert third.unfinished_plan is not None and third.unfinished_plan["what"] == "small"
     written: list[dict[str, Any]] = []
     third.run(third.unfinished_plan, lambda **options: written.append(options) or 0)  # type: ignore[func-returns-value]
     assert written == [{"epoch": 0}], "rows are added where they are missing"
-    loaded(client, shards, name).plan({"what": "next"})
-    committed(shards, name, 1)
-    assert [each["what"] for each in loaded(client, shards, name).completed_plans] == ["small", "next"]
+    load_steps(client, shards, name).plan({"what": "next"})
+    commit_epoch(shards, name, 1)
+    assert [each["what"] for each in load_steps(client, shards, name).completed_plans] == ["small", "next"]
 
 
 def test_a_process_that_a_stopped_run_left_behind_cannot_commit_once_the_next_run_has_begun(
     server: Server, client: streams.Client, shards: Shards, name: str
 ) -> None:
-    loaded(client, shards, name).plan({"what": "large"})
+    load_steps(client, shards, name).plan({"what": "large"})
     write = parse_write_options({"url": server.url, "box": f"{name}.to"}, WRITE)
     rows = pa.RecordBatch.from_pydict({"data": ["1", "2"]})
     left_behind = sink.send_rows(write, Txn(name, 0), iter([rows]))
-    second = loaded(client, shards, name)
+    second = load_steps(client, shards, name)
     with pytest.raises(streams.Refused, match="0 chunks are held"):
         sink.commit_tasks(write, [left_behind])
     plan = second.plan({"what": "small"})
@@ -86,11 +86,11 @@ def test_a_process_that_a_stopped_run_left_behind_cannot_commit_once_the_next_ru
 def test_two_runs_at_a_time_are_refused_and_a_step_that_both_wrote_is_disputed(
     client: streams.Client, shards: Shards, name: str
 ) -> None:
-    first, second = loaded(client, shards, name), loaded(client, shards, name)
+    first, second = load_steps(client, shards, name), load_steps(client, shards, name)
     first.plan({"what": "a"})
     with pytest.raises(JobRefused, match="another run of this job is writing"):
         second.plan({"what": "b"})
-    third = loaded(client, shards, name)
+    third = load_steps(client, shards, name)
 
     def write(**options: Any) -> int:
         raise AlreadyCommitted.of(Txn(name, 0))
@@ -98,24 +98,24 @@ def test_two_runs_at_a_time_are_refused_and_a_step_that_both_wrote_is_disputed(
     with pytest.raises(JobRefused, match="has committed step 0 in the meantime"):
         third.run(third.plan({"what": "c"}), write)
     with pytest.raises(JobRefused, match="wrote step 0 at the same time"):
-        loaded(client, shards, name)
+        load_steps(client, shards, name)
 
 
 def test_ledgers_of_the_first_version_are_read_with_the_marks(
     client: streams.Client, shards: Shards, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.box(name).append_batch([{"group": n, "files": [str(n)]} for n in range(3)])
-    committed(shards, name, 1)
+    commit_epoch(shards, name, 1)
     for _ in range(2):
-        found = loaded(client, shards, name)
+        found = load_steps(client, shards, name)
         assert [plan["files"] for plan in found.completed_plans] == [["0"], ["1"]]
     assert found.plan({"files": ["2"]})["step"] == 2
 
     client.box(f"{name}.replay").append_batch([{"step": n} for n in range(3)])
-    assert len(loaded(client, shards, f"{name}.replay").completed_plans) == 2, (
+    assert len(load_steps(client, shards, f"{name}.replay").completed_plans) == 2, (
         "a replay planned one step at a time"
     )
     client.box(f"{name}.old").append_batch([{"group": 0, "files": []}])
     monkeypatch.setattr(module, "_OLD_EPOCH_RETENTION_MS", -1)
     with pytest.raises(JobRefused, match="the server no longer knows"):
-        loaded(client, shards, f"{name}.old")
+        load_steps(client, shards, f"{name}.old")
