@@ -46,6 +46,7 @@ def open_client(server: Server) -> Client:
 
 
 def read_heads(shards: Shards, options: ReadOptions) -> dict[str, Head]:
+    """Return the heads of the boxes that a read selects."""
     if options.boxes:
         positions = shards.states(boxes=options.boxes)
     else:
@@ -138,7 +139,7 @@ def plan_read(
 ) -> list[ReadTask]:
     """Return the tasks of a read from `start` to `end`.
 
-    Gaps that are known now go to the first task, before its ranges; no task reads their seqs.
+    Gaps that are known now form the first task; no task reads their seqs.
     """
     seq_ranges = offsets.ranges(start, end) if ranges is None else list(ranges)
     gaps = offsets.recreated_gaps(start, end)

@@ -49,7 +49,7 @@ def test_the_graph_is_one_picture_with_a_rectangle_a_function_as_wide_as_its_tim
 def test_a_process_that_cannot_be_looked_at_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CaseFailed, match="py-spy could not look at process 999999999"):
+    with pytest.raises(CaseFailed, match="py-spy could not record process 999999999"):
         profile.record(999999999, 1, mode="wall")
     asked = argparse.Namespace(workload="single", seconds=1.0, out=tmp_path)
     stacks = {"gateway-0": profile.fold_stacks(TEXT), "shard-0": CaseFailed("not allowed")}
