@@ -202,7 +202,7 @@ class _AppendDelivery:
                     raise BY_CODE.get(code, StreamsError)(f"{result.box}: {message}", **detail)
             return results
 
-        return self._shards.ways.attempt(append_once, follows=False)
+        return self._shards.connections.attempt(append_once, follows=False)
 
     def close(self) -> tuple[tuple[int, int], ...]:
         return ()
