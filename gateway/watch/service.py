@@ -56,7 +56,7 @@ _SAVE_EVERY_S = 5.0
 #: How long a new stream waits for a shard that restarts, and how often it retries. A browser that gets a 503
 #: never reconnects.
 OPEN_S_MAX, _OPEN_RETRY_S, _OPEN_RETRY_S_MAX = 10.0, 0.05, 0.5
-_REVOKED = "the key of this stream is not valid any more"
+_REVOKED = "the key of this stream is no longer valid"
 _REPLACED = "another connection has taken this session over"
 #: How long a stream that ends may take to save its cursors, and how long its successor waits for that: as
 #: long as a shard may take to restart. While draining no client can reconnect here, so the wait is shorter.

@@ -127,7 +127,7 @@ def test_a_key_that_is_taken_out_loses_its_sessions_of_the_s2_api_too(server: tu
             assert {old.status_code, new.status_code} == {200}
             keys.write_text(f"{NEW}\n")
             reload(running)
-            assert b"not valid any more" in b"".join(old.iter_raw()), "it ends, and says why"
+            assert b"no longer valid" in b"".join(old.iter_raw()), "it ends, and says why"
             said = {"records": [{"body": "after"}]}
             assert client.post("/streams/s/records", json=said, headers=bearer(NEW)).status_code == 200
             told = b""

@@ -170,7 +170,7 @@ def test_a_router_whose_destination_is_missing_waits_for_it_and_says_so(world: W
     world.client.ok("DELETE", f"/v0/boxes/{world.dest}")
     world.register("waiting")
     state = world.client.ok("GET", "/v0/routers/waiting")
-    assert state["state"] == "blocked" and "tied" in state["last_error"]
+    assert state["state"] == "blocked" and "attached" in state["last_error"]
     world.client.put(world.dest)
     eventually(lambda: world.client.ok("GET", "/v0/routers/waiting")["state"] == "ok")
     world.client.append(world.source, 1)
