@@ -11,7 +11,7 @@ State: none. If the relay or a link dies, the source sends every unacknowledged 
 id, and the destination discards the batches it already has. Only the first gateway runs a relay. Two relays
 would slow each other down and break nothing.
 
-Limits: each shard bounds its bytes in flight, `BYTES_OUT_MAX` (`shard/core/routers/outbox.py`).
+Limits: each shard bounds its bytes in flight, `BYTES_IN_FLIGHT_MAX` (`shard/core/routers/outbox.py`).
 """
 
 from __future__ import annotations

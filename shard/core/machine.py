@@ -154,7 +154,7 @@ class Machine(Context):
     def durable(self, lsn: int) -> list[str]:
         """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
         shown = self.durability.durable(lsn)
-        if self.moves.durable(lsn):
+        if self.moves.on_durable(lsn):
             shown.append(forwards.RELAY)
         return shown
 
@@ -232,8 +232,8 @@ class Machine(Context):
             self.forwarding.note(box)
             self.moves.note(box)
         self.basins.lsn = self.tokens.lsn = self.lsn
-        self.routers.lsn = self.forwarding.ties_lsn = self.lsn
-        self.forwarding.outboxes.shard_life = self.lsn
+        self.routers.lsn = self.forwarding.endpoints_lsn = self.lsn
+        self.forwarding.outboxes.start_lsn = self.lsn
         self.uploading.start()
         return Outcome(entries, None, self.lsn, True)
 
@@ -267,7 +267,7 @@ class Machine(Context):
     def let_moves_go(self, now_ms: int) -> Outcome:
         """Ends a hold of moves (`queues/record_moves.py`)."""
         entries: LogEntries = []
-        freed = self.moves.let_go(now_ms, entries)
+        freed = self.moves.resume(now_ms, entries)
         return Outcome(entries, None, wakes=(forwards.RELAY, *freed))
 
     def keep_held(self, pinned_lsn: int) -> Outcome | None:
@@ -309,7 +309,7 @@ class Machine(Context):
         self.sessions.begin(change.at_ms)
         for box in self.boxes.values():
             if box.queue is not None:
-                box.queue.started(leases_kept=self.stopped_clean or box.config.leases_durable)
+                box.queue.on_start(leases_kept=self.stopped_clean or box.config.leases_durable)
         self.stopped_clean = False
         for name in [name for name, box in self.boxes.items() if box.is_memory]:
             self._begin_anew(self.boxes[name], change.at_ms)

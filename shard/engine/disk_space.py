@@ -31,7 +31,7 @@ from typing import Any
 import structlog
 
 from shard.core.boxes.box import Box
-from shard.core.queues.move_lines import is_move
+from shard.core.queues.move_queue import is_move
 from shard.storage.files import DiskLike
 from streams.protocol.access import key_limits
 from streams.protocol.errors import DiskFull

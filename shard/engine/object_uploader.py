@@ -195,7 +195,7 @@ class ObjectUploader:
             return
         chain = ChainName.parse(self._uploading.chain)
         assert chain is not None, "a chain begins with a base"
-        log_name = LogName(group[0].lsn, group[-1].lsn, self._machine.forwarding.outboxes.shard_life)
+        log_name = LogName(group[0].lsn, group[-1].lsn, self._machine.forwarding.outboxes.start_lsn)
         name = chain.root + log_name.text
         content = self._encode_group(name, group, log_name)
         put = partial(

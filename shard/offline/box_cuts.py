@@ -10,8 +10,8 @@ from pyroaring import BitMap64
 
 from shard.core.boxes.box import Box
 from shard.core.boxes.log import Log
-from shard.core.queues.move_lines import Letter, letters_in, line_of
-from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
+from shard.core.queues.move_queue import Letter, letters_in, move_queue_of
+from shard.core.routers.router_outbox import RouterOutbox, runs_to_copy
 from shard.offline.payload_loading import load_missing
 from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.messages.routers import router_of
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 def survey_cut(box: Box, seq: int, store: SegmentStore) -> Cut:
     """Describe the records after `seq`, which are about to be cut off a box."""
     outboxes = [outbox for outbox in box.outboxes.values() if isinstance(outbox, RouterOutbox)]
-    lines = [line_of(origin) for origin in box.origins if router_of(origin) is None]
+    lines = [move_queue_of(origin) for origin in box.origins if router_of(origin) is None]
     takes_letters = any(line is not None and line.is_dead for line in lines)
     takes_jobs = any(line is not None and not line.is_dead for line in lines)
     routers = sum(router_of(origin) is not None for origin in box.origins)
@@ -63,7 +63,7 @@ def survey_cut(box: Box, seq: int, store: SegmentStore) -> Cut:
         runs = log.runs(batch, first, batch.count - 1)
         is_whole &= sum(last - start + 1 for start, last in runs) == batch.count - first
         for outbox in outboxes:
-            for start, last in wanted_runs(outbox.route, batch, runs):
+            for start, last in runs_to_copy(outbox.route, batch, runs):
                 copied_seqs[outbox.origin].add_range(batch.first_seq + start, batch.first_seq + last + 1)
         if not batch.hops:
             continue

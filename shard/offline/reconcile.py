@@ -29,9 +29,9 @@ from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.changes import Change
 from shard.core.machine import Machine
-from shard.core.queues.move_lines import Letter, Line, letters_in, line_of
+from shard.core.queues.move_queue import Letter, MoveQueue, letters_in, move_queue_of
 from shard.core.routers.copy_sources import NOT_KNOWN, Origin
-from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
+from shard.core.routers.router_outbox import RouterOutbox, runs_to_copy
 from shard.offline.box_cuts import Cut, is_gap
 from shard.offline.payload_loading import load_missing
 from shard.storage.segments.store import SegmentStore
@@ -209,8 +209,10 @@ class Reconciler:
             return []
         if outbox is None:
             assert origin_state is not None
-            is_same_life = origin_state.life == source.generation and origin_state.position != NOT_KNOWN
-            position = origin_state.position if is_same_life else 0
+            is_same_generation = (
+                origin_state.generation == source.generation and origin_state.position != NOT_KNOWN
+            )
+            position = origin_state.position if is_same_generation else 0
             self._raise_head(source, position)
             attach = changes.OutboxTied(source.generation, origin, route, position, origin_state.total)
             self._change(source, attach)
@@ -218,24 +220,28 @@ class Reconciler:
         assert isinstance(outbox, RouterOutbox)
         if origin_state is None:
             # The destination was captured before it was attached: it has none of the copies.
-            position = min(outbox.saved_position, head_seq)
+            position = min(outbox.logged.position, head_seq)
             move = changes.OriginMoved(dest.generation, origin, source.generation, position, pinned=True)
             self._change(dest, move)
-            if outbox.saved_total and not dest.is_memory:
-                self._report_missing(dest, outbox.saved_total)
+            if outbox.logged.total and not dest.is_memory:
+                self._report_missing(dest, outbox.logged.total)
             origin_state = dest.origins[origin]
-        if not dest.is_memory and origin_state.life > source.generation:
+        if not dest.is_memory and origin_state.generation > source.generation:
             # It knows a later generation of the source, which the restored source never had.
-            position = min(outbox.saved_position, head_seq)
+            position = min(outbox.logged.position, head_seq)
             move = changes.OriginMoved(
-                dest.generation, origin, source.generation, position, origin_state.lost + 1, pinned=True
+                dest.generation, origin, source.generation, position, origin_state.lost_count + 1, pinned=True
             )
             self._change(dest, move)
             origin_state = dest.origins[origin]
         if source.is_memory:
             return []
-        if dest.is_memory or origin_state.life != source.generation or origin_state.position == NOT_KNOWN:
-            self._move_outbox(source, outbox, min(outbox.saved_position, head_seq), outbox.saved_total)
+        if (
+            dest.is_memory
+            or origin_state.generation != source.generation
+            or origin_state.position == NOT_KNOWN
+        ):
+            self._move_outbox(source, outbox, min(outbox.logged.position, head_seq), outbox.logged.total)
             return []
         return [_RouterPair(router, source, outbox, dest, origin_state)]
 
@@ -262,16 +268,16 @@ class Reconciler:
                 changes.OriginMoved(
                     pair.dest.generation,
                     pair.router.origin,
-                    origin_state.life,
+                    origin_state.generation,
                     position,
-                    origin_state.lost,
-                    pinned=origin_state.pinned,
+                    origin_state.lost_count,
+                    pinned=origin_state.is_pinned,
                 ),
             )
         self._move_outbox(pair.source, pair.outbox, position, origin_state.total)
 
     def _move_outbox(self, source: Box, outbox: RouterOutbox, position: int, total: int) -> None:
-        if (outbox.saved_position, outbox.saved_total) != (position, total) and not source.is_memory:
+        if outbox.logged != (position, total) and not source.is_memory:
             self._change(source, changes.OutboxMoved(source.generation, outbox.origin, position, total))
 
     def _move_after_cut(self, pairs: Sequence[_RouterPair]) -> None:
@@ -308,7 +314,7 @@ class Reconciler:
 
     def _is_uncounted(self, origin: str) -> bool:
         """Return True if records from this origin look like copies of routers."""
-        line = line_of(origin)
+        line = move_queue_of(origin)
         return line is not None and not line.is_dead
 
     def _position_before_last(self, pair: _RouterPair, top: int, count: int) -> int | None:
@@ -326,7 +332,7 @@ class Reconciler:
                 return None
             next_seq = span.first_seq
             batch = self._load(pair.source, lambda span=span: span.payload)  # type: ignore[misc]
-            for start, end in reversed(wanted_runs(route, batch, runs)):
+            for start, end in reversed(runs_to_copy(route, batch, runs)):
                 if end - start + 1 >= count:
                     return span.first_seq + end - count
                 count -= end - start + 1
@@ -354,15 +360,15 @@ class Reconciler:
 
     def _settle_line(self, dest: Box, origin: str) -> None:
         """Compare a line of moves with the position that its destination has."""
-        line_name, origin_state = line_of(origin), dest.origins[origin]
+        line_name, origin_state = move_queue_of(origin), dest.origins[origin]
         if line_name is None or origin_state.position == NOT_KNOWN or dest.is_memory:
             return
         source = self._machines[self._owner_of(line_name.box)].generations.get(line_name.generation)
         if source is None or source.is_memory:
             return
         line = source.moves.get((dest.name, line_name.is_dead))
-        last = line.last if line is not None else 0
-        done_position = line.saved_position if line is not None else 0
+        last = line.last_position if line is not None else 0
+        done_position = line.logged.position if line is not None else 0
         if origin_state.position > last:
             # The destination has moves that its source has not planned yet. The source plans them now, and
             # learns at the next start that they have arrived.
@@ -382,18 +388,18 @@ class Reconciler:
             # The source has dropped records that never arrived here.
             self._lose_moves(dest, origin, origin_state, done_position, source.generation)
 
-    def _settle_unknown_line(self, source: Box, line: Line) -> None:
+    def _settle_unknown_line(self, source: Box, line: MoveQueue) -> None:
         """Report moves as lost if the destination does not know the line and the source has dropped them."""
         dest = self._box(line.dest)
-        if source.is_memory or not line.saved_position or dest is None or dest.is_memory:
+        if source.is_memory or not line.logged.position or dest is None or dest.is_memory:
             return
         if line.origin not in dest.origins:
             origin_state = Origin(source.generation, 0)
-            self._lose_moves(dest, line.origin, origin_state, line.saved_position, source.generation)
+            self._lose_moves(dest, line.origin, origin_state, line.logged.position, source.generation)
 
     def _lose_moves(self, dest: Box, origin: str, origin_state: Origin, position: int, life: int) -> None:
         move = changes.OriginMoved(
-            dest.generation, origin, life, position, origin_state.lost, pinned=origin_state.pinned
+            dest.generation, origin, life, position, origin_state.lost_count, pinned=origin_state.is_pinned
         )
         self._change(dest, move)
         self._report_missing(dest, position - origin_state.position)

@@ -51,7 +51,7 @@ class MoveHold:
         if self._id not in ("", id):
             return False
         self._id = id
-        self._machine.moves.hold()
+        self._machine.moves.pause()
         self._wake_up.set()
         return True
 

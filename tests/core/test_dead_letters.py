@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shard.core import changes
-from shard.core.queues import move_lines as moves
+from shard.core.queues import move_queue as moves
 from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import RELAY, DetachEndpoint, DetachEndpointReply
@@ -108,7 +108,7 @@ def test_no_parcel_overtakes_the_first(
     source: QueueDriver, dest: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A box that has never heard of the line begins where the first parcel that comes begins."""
-    monkeypatch.setattr("shard.core.routers.outbox.PARCEL_RECORDS_MAX", 1)
+    monkeypatch.setattr("shard.core.routers.outbox.BATCH_RECORDS_MAX", 1)
     source.append(1, 2, 3)
     wear_out(source, 1, 2, 3)
     source.claim()
@@ -342,9 +342,11 @@ def test_a_line_is_known_by_its_origin_and_a_letter_by_its_meta(source: QueueDri
     carry_all(source, dest)
     generation = source.machine.boxes["b"].generation
     box = dest.machine.boxes["dead"]
-    assert [moves.line_of(origin) for origin in box.origins] == [moves.LineName("b", generation, True)]
-    assert moves.line_of("requeued of a b 7") == ("a b", 7, False)
-    assert moves.line_of("copy#1") is None
+    assert [moves.move_queue_of(origin) for origin in box.origins] == [
+        moves.MoveQueueName("b", generation, True)
+    ]
+    assert moves.move_queue_of("requeued of a b 7") == ("a b", 7, False)
+    assert moves.move_queue_of("copy#1") is None
     first, second = box.log.tail.batches
     assert moves.letters_in(first, [(0, 1)]) == [], "a client may write what it wants"
     assert moves.letters_in(second, [(0, 1)]) == [(3, "b", 1), (4, "b", 2)]
@@ -368,11 +370,11 @@ def test_moves_that_are_held_neither_leave_nor_end(source: QueueDriver, dest: Dr
     source.append(1, 2, 3)
     wear_out(source, 1)
     source.claim()
-    source.machine.moves.hold()
+    source.machine.moves.pause()
     assert collect(source) == [], "one that was in line already does not leave either"
     source.keep(source.machine.let_moves_go(source.now_ms))
     (given,) = collect(source)
-    source.machine.moves.hold()
+    source.machine.moves.pause()
     assert source.do(bring(dest, given)).wakes == (RELAY, "b")
     assert source.state().count == 3, "it has arrived, and is here too"
     assert collect(source) == []

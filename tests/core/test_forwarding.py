@@ -276,12 +276,12 @@ def test_an_append_to_a_memory_box_wakes_the_carrier(source: Driver, dest: Drive
 def test_parcels_are_bounded_in_records_and_bytes(source: Driver, dest: Driver) -> None:
     tie(source, dest)
     source.append(*range(10), box="from")
-    with replaced.object(outbox, "PARCEL_RECORDS_MAX", 4):
+    with replaced.object(outbox, "BATCH_RECORDS_MAX", 4):
         the_outbox(source).records_max = 4
         sizes = [forward_of(parcel).head.count for _ in range(3) for parcel in collect(source)]
     assert sizes == [4, 4, 2]
     the_outbox(source).records_max = 100
-    with replaced("shard.core.routers.router_outbox.PARCEL_BYTES_MAX", 100):
+    with replaced("shard.core.routers.router_outbox.BATCH_BYTES_MAX", 100):
         sizes = [forward_of(parcel).head.count for _ in range(4) for parcel in collect(source, 2)]
     assert sizes == [3, 3, 3, 1], "a new carrier gets everything again"
 
@@ -290,7 +290,7 @@ def test_one_record_is_sent_however_large_it_is(source: Driver, dest: Driver) ->
     tie(source, dest)
     source.append("x" * 1000, 2, box="from")
     source.append("y" * 1000, box="from")
-    with replaced("shard.core.routers.router_outbox.PARCEL_BYTES_MAX", 150):
+    with replaced("shard.core.routers.router_outbox.BATCH_BYTES_MAX", 150):
         carry_all(source, dest)
     assert copies(dest) == ["x" * 1000, 2, "y" * 1000]
 
@@ -300,8 +300,8 @@ def test_few_parcels_are_out_at_a_time_and_room_comes_with_answers(source: Drive
     the_outbox(source).records_max = 1
     source.append(*range(10), box="from")
     parcels = [parcel for _ in range(10) for parcel in collect(source)]
-    assert len(parcels) == outbox.FLIGHTS_MAX
-    assert the_outbox(source).reached == 0 and the_outbox(source).lag == 10
+    assert len(parcels) == outbox.OUTBOX_BATCHES_MAX
+    assert the_outbox(source).done_position == 0 and the_outbox(source).lag == 10
     source.do(bring(dest, parcels[0]))
     assert len(collect(source)) == 1
 
@@ -310,7 +310,7 @@ def test_bytes_out_are_bounded_for_the_whole_shard(source: Driver, dest: Driver)
     for number in range(3):
         tie(source, dest, origin=f"copy#{number}")
     source.append("x" * 100, box="from")
-    with replaced.object(outbox, "BYTES_OUT_MAX", 150):
+    with replaced.object(outbox, "BYTES_IN_FLIGHT_MAX", 150):
         parcels = collect(source)
         assert len(parcels) == 2, "the first does not fill it, the second does"
         assert collect(source) == []
@@ -323,7 +323,7 @@ def test_parcels_out_are_bounded_for_the_whole_shard(source: Driver, dest: Drive
     for number in range(3):
         tie(source, dest, origin=f"copy#{number}")
     source.append(1, box="from")
-    with replaced.object(outbox, "PARCELS_OUT_MAX", 2):
+    with replaced.object(outbox, "BATCHES_IN_FLIGHT_MAX", 2):
         parcels = collect(source)
         assert len(parcels) == 2 and collect(source) == []
         source.do(bring(dest, parcels[0]))
@@ -376,7 +376,7 @@ def test_a_long_stretch_of_nothing_is_sent_as_a_position(source: Driver, dest: D
         assert [(label.count, label.upto) for label in labels] == [(0, 5)]
         carry_all(source, dest, carrier=2)
     assert dest.machine.boxes["to"].origins[ORIGIN].position == 10
-    assert the_outbox(source).reached == 12, "what is left was seen, and need not be sent"
+    assert the_outbox(source).done_position == 12, "what is left was seen, and need not be sent"
 
 
 def test_what_is_lost_while_nothing_is_sent_is_not_forgotten(source: Driver, dest: Driver) -> None:
@@ -627,7 +627,7 @@ def test_a_source_that_knows_less_than_the_destination_catches_up(source: Driver
         bring(dest, parcel)
     (first, *_) = collect(source, carrier=2)
     source.do(bring(dest, first))
-    assert (the_outbox(source).position, the_outbox(source).sent) == (3, 3)
+    assert (the_outbox(source).position, the_outbox(source).sent_position) == (3, 3)
 
 
 def test_a_parcel_that_is_full_between_two_stretches_ends_there(source: Driver, dest: Driver) -> None:
@@ -644,9 +644,9 @@ def test_a_parcel_that_is_full_between_two_stretches_ends_there(source: Driver, 
 
 
 def test_an_outbox_must_say_what_it_sends() -> None:
-    bare = Outbox(source="a", origin="o", dest="b", life=1, position=0)
+    bare = Outbox(source="a", origin="o", dest="b", generation=1, position=0)
     with pytest.raises(NotImplementedError):
-        bare.reborn(log.Log(), 2)
+        bare.recreate(log.Log(), 2)
     with pytest.raises(NotImplementedError):
         bare.look(0, 1)
     with pytest.raises(NotImplementedError):
@@ -764,7 +764,7 @@ def test_a_head_that_is_no_head_is_refused() -> None:
 
 def test_everything_says_what_it_is(source: Driver, dest: Driver) -> None:
     tie(source, dest)
-    assert repr(source.machine.forwarding) == "<Forwarding <Outboxes 1 waiting, 0 parcels out>>"
-    assert repr(the_outbox(source)) == "<Outbox copy#1 to to at 0, 0 out, ok>"
+    assert repr(source.machine.forwarding) == "<Forwarding <Outboxes 1 waiting, 0 copy batches in flight>>"
+    assert repr(the_outbox(source)) == "<Outbox copy#1 to to at 0, 0 in flight, ok>"
     assert repr(Machine().routers) == "<Routers 0 up to number 0>"
     assert ForwardReply(1, 2, 3, 4).position == 2

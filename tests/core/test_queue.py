@@ -12,7 +12,7 @@ import pytest
 from shard.core.changes import JobsCounted, JobsLeased, JobsRestated, JobsReturned
 from shard.core.queues import jobs as jobs_module
 from shard.core.queues import queue as queue_module
-from shard.core.queues.jobs import divided, in_turn
+from shard.core.queues.jobs import share_evenly, share_in_order
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import commands, queues
 from streams.protocol.messages.requests import encode_reply
@@ -119,11 +119,11 @@ def test_one_pass_has_a_limit(driver: QueueDriver, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_even_shares(wanted: list[int], available: int, shares: list[int]) -> None:
-    assert divided(wanted, available) == shares
+    assert share_evenly(wanted, available) == shares
 
 
 def test_the_first_drains() -> None:
-    assert in_turn([50, 50, 1], 60) == [50, 10, 0]
+    assert share_in_order([50, 50, 1], 60) == [50, 10, 0]
 
 
 def test_ten_claims_of_a_window_get_five_of_fifty_jobs_each(driver: QueueDriver) -> None:
@@ -251,7 +251,7 @@ def test_jobs_that_wait_have_no_entry_and_acked_ones_leave_none(driver: QueueDri
 def test_jobs_that_are_deleted_together_leave_every_index(
     driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, before_seq: int, rebuilt_min: int
 ) -> None:
-    monkeypatch.setattr(queue_module, "_REBUILT_MIN", rebuilt_min)
+    monkeypatch.setattr(queue_module, "_REBUILD_MIN", rebuilt_min)
     driver.append(*range(12))
     driver.claim(max=12, holder=7)
     driver.nack(1, 4, 5, 8, 10, 11)
@@ -363,7 +363,7 @@ def test_durable_leases_outlive_a_kill_with_all_that_belongs_to_them(driver: Que
 def test_an_orderly_restart_keeps_leases_in_any_case(
     driver: QueueDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "RESTATED_MAX", 2)
+    monkeypatch.setattr(jobs_module, "RESTATE_JOBS_MAX", 2)
     driver.append(*range(6))
     jobs = driver.claim(max=5)
     driver.nack(4, delay_ms=9999)

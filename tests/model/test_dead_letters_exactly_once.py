@@ -51,7 +51,7 @@ class Side:
 class DeadLetters(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        small = {"PARCEL_RECORDS_MAX": 3, "FLIGHTS_MAX": 3}
+        small = {"BATCH_RECORDS_MAX": 3, "OUTBOX_BATCHES_MAX": 3}
         self.replaced = [
             replaced(f"shard.core.routers.outbox.{name}", value) for name, value in small.items()
         ]

@@ -53,7 +53,7 @@ class Store:
         group = machine.uploading.group(bytes_max)
         if not group:
             return None
-        name = LogName(group[0].lsn, group[-1].lsn, machine.forwarding.outboxes.shard_life)
+        name = LogName(group[0].lsn, group[-1].lsn, machine.forwarding.outboxes.start_lsn)
         self.objects[name] = object_log.encode(
             name.text,
             [(each.lsn, each.change) for each in group],

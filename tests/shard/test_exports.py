@@ -246,13 +246,13 @@ async def test_moves_are_held_from_the_first_capture_to_the_last(tmp_path: Path)
         outboxes = rig.driver.machine.forwarding.outboxes
         assert await rig.ask(wire.OP_EXPORT, "x", hold("x")) == {"id": "x"}
         assert await rig.ask(wire.OP_EXPORT, "x", hold("x")) == {"id": "x"}
-        assert outboxes.lines_held and repr(rig.exports._hold) == "<MoveHold x>"
+        assert outboxes.are_moves_paused and repr(rig.exports._hold) == "<MoveHold x>"
         assert await rig.refusal(wire.OP_EXPORT, "y", hold("y")) == "throttled"
         assert await rig.refusal(wire.OP_EXPORT_RENEW, "x") == "not_found", "there is a hold only"
         assert isinstance(await rig.ask(wire.OP_EXPORT, "x"), dict)
-        assert outboxes.lines_held
+        assert outboxes.are_moves_paused
         assert await rig.ask(wire.OP_EXPORT_RENEW, "x", hold("x", holds=False)) == {"id": "x"}
-        assert not outboxes.lines_held
+        assert not outboxes.are_moves_paused
         assert await rig.ask(wire.OP_EXPORT_END, "x") == {"id": "x"}
 
 
@@ -262,12 +262,12 @@ async def test_a_hold_ends_with_its_export_or_when_nobody_renews_it(
     async with running(Rig(Disk(), str(tmp_path))) as rig:
         outboxes = rig.driver.machine.forwarding.outboxes
         await rig.ask(wire.OP_EXPORT, "x", hold("x"))
-        assert await rig.refusal(wire.OP_EXPORT_END, "x") == "not_found" and not outboxes.lines_held
+        assert await rig.refusal(wire.OP_EXPORT_END, "x") == "not_found" and not outboxes.are_moves_paused
         await rig.ask(wire.OP_EXPORT, "y", hold("y"))
         await trio.sleep(LEASE_S - 1)
         await rig.ask(wire.OP_EXPORT_RENEW, "y")
         await trio.sleep(LEASE_S - 1)
-        assert outboxes.lines_held
+        assert outboxes.are_moves_paused
         await trio.sleep(2)
-        assert not outboxes.lines_held
+        assert not outboxes.are_moves_paused
         assert await rig.ask(wire.OP_EXPORT, "z", hold("z")) == {"id": "z"}

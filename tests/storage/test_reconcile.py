@@ -325,7 +325,9 @@ def test_a_later_life_of_the_source_that_never_was_does_not_stop_the_router(worl
     world.carry()
     world.capture(0)
     known = world.second.machine.boxes["to"].origins["copy#1"]
-    later = forwards.ForwardHead(box="to", origin="copy#1", life=known.life + 7, after=0, upto=1, count=1)
+    later = forwards.ForwardHead(
+        box="to", origin="copy#1", life=known.generation + 7, after=0, upto=1, count=1
+    )
     world.second.ask(forwards.Forward(later, b'{"$seq":1,"$ts":5,"data":"later"}'))
     world.restore()
     add(world, 2)

@@ -433,11 +433,12 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "config": box.config,
             "created_ms": box.created_ms,
             # What a memory box was sent is not logged, unless it was tied.
-            "tied": sorted(name for name, known in box.origins.items() if known.pinned or not box.is_memory),
+            "tied": sorted(
+                name for name, known in box.origins.items() if known.is_pinned or not box.is_memory
+            ),
             # How far one of a memory box has come is not logged either: it begins anew with the box.
             "outboxes": [
-                (name, outbox.life, outbox.dest)
-                + (() if box.is_memory else (outbox.saved_position, outbox.saved_total))
+                (name, outbox.generation, outbox.dest) + (() if box.is_memory else outbox.logged)
                 for name, outbox in box.outboxes.items()
             ],
         }
@@ -622,13 +623,13 @@ def random_forwarding(rng: random.Random, driver: Driver, box: str, number: int)
         return forwards.Collect(rng.choice((1, 1, 1, 2)))
     if kind == "carried":
         outboxes = list(known.outboxes.values()) if known is not None else []
-        flights = [flight for outbox in outboxes for flight in outbox.flights.values()]
-        if not flights:
+        batches = [batch for outbox in outboxes for batch in outbox.in_flight.values()]
+        if not batches:
             return forwards.Collect(1)
-        flight = rng.choice(flights)
-        answer = forwards.ForwardReply(life, flight.upto, flight.upto, 7) if rng.random() < 0.8 else None
+        batch = rng.choice(batches)
+        answer = forwards.ForwardReply(life, batch.upto, batch.upto, 7) if rng.random() < 0.8 else None
         return forwards.ReportDelivery(
-            driver.machine.forwarding.outboxes.shard_life, flight.number, answer, "busy"
+            driver.machine.forwarding.outboxes.start_lsn, batch.number, answer, "busy"
         )
     if kind == "router":
         route = Route(source=box, dest=rng.choice("xyz"), preserve_tag=rng.random() < 0.5)

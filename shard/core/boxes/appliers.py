@@ -140,7 +140,7 @@ class BoxAppliers:
         if was_empty:
             context.arm_timer(box)
         if box.queue is not None:
-            box.queue.dropped_before(box.log.earliest_seq)
+            box.queue.drop_before(box.log.earliest_seq)
 
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         context = self._context
@@ -152,7 +152,7 @@ class BoxAppliers:
         if box.stream is not None:
             box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
-            box.queue.dropped_before(box.log.earliest_seq)
+            box.queue.drop_before(box.log.earliest_seq)
         if box.log.count == 0:
             context.arm_timer(box)
 
@@ -167,8 +167,8 @@ class BoxAppliers:
             box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
             if change.seqs is not None:
-                box.queue.gone(change.seqs)
-            box.queue.dropped_before(box.log.earliest_seq)
+                box.queue.drop(change.seqs)
+            box.queue.drop_before(box.log.earliest_seq)
         if box.log.count == 0:
             context.arm_timer(box)
 

@@ -28,7 +28,7 @@ from shard.core.boxes.sealed import Segment
 from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tags import Tags
 from shard.core.boxes.volatile import Volatile
-from shard.core.queues.move_lines import Line
+from shard.core.queues.move_queue import MoveQueue
 from shard.core.queues.queue import Queue, QueueCopy
 from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outbox
@@ -99,7 +99,7 @@ class Box:
         #: What it is beside, when it is a stream.
         self.stream: StreamState | None = None
         #: Records that move to other boxes, by where they go and whether they are dead letters.
-        self.moves: dict[tuple[str, bool], Line] = {}
+        self.moves: dict[tuple[str, bool], MoveQueue] = {}
         self.fencing_token = ""
         self.keys = Keys()
         self.reserved_seq = reserved_seq
@@ -279,9 +279,9 @@ class Box:
             self.volatile.deletion = Deletion(command, match, self.log.head_seq)
         return self.volatile.deletion
 
-    def new_line(self, dest: str, *, is_dead: bool, position: int = 0) -> Line:
+    def new_line(self, dest: str, *, is_dead: bool, position: int = 0) -> MoveQueue:
         """A line of moves to another box, which it has none to yet."""
-        line = self.moves[dest, is_dead] = Line(
+        line = self.moves[dest, is_dead] = MoveQueue(
             source=self.name,
             generation=self.generation,
             log=self.log,
@@ -496,7 +496,7 @@ class Box:
         if self.keys:
             self.keys = Keys(key._replace(at_ms=min(key.at_ms, now_ms)) for key in self.keys.values())
         if self.queue is not None:
-            self.queue.rewound(ms)
+            self.queue.rewind(ms)
         if self.stream is not None:
             self.stream.rewound(now_ms)
 
@@ -506,7 +506,7 @@ class Box:
         """Of a queue with many jobs, what a snapshot works the facts of its queue out from."""
         if self.queue is None or self.is_memory or not self.queue.is_large:
             return None
-        return self.queue.copied(leases_kept=leases_kept or self.config.leases_durable)
+        return self.queue.copy(leases_kept=leases_kept or self.config.leases_durable)
 
     def facts(
         self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True
@@ -554,9 +554,9 @@ class Box:
             groups=self.groups.facts() if is_told else [],
             moves=[line.facts() for line in self.moves.values()] if is_told else [],
             trims=[(hole.first_seq, hole.missed_count) for hole in log.holes if hole.missed_count],
-            origins=[(name, *origin.kept(is_memory=not is_told)) for name, origin in self.origins.items()],
+            origins=[(name, *origin.restart(is_memory=not is_told)) for name, origin in self.origins.items()],
             outboxes=[
-                (name, outbox.route, outbox.saved_position, outbox.saved_total)
+                (name, outbox.route, *outbox.logged)
                 for name, outbox in self.outboxes.items()
                 if isinstance(outbox, RouterOutbox)
             ],
@@ -615,7 +615,7 @@ class Box:
         self.outboxes = {}
         for name, route, position, total in facts.outboxes:
             self.outboxes[name] = RouterOutbox(
-                log=log, route=route, origin=name, life=self.generation, position=position, total=total
+                log=log, route=route, origin=name, generation=self.generation, position=position, total=total
             )
         self.groups = Groups()
         self.groups.restore(facts.groups)
@@ -629,7 +629,7 @@ class Box:
             if self.queue is not None:
                 for seq, deliveries, _ in each.moves:
                     if seq:
-                        self.queue.moving(seq, deliveries)
+                        self.queue.mark_moving(seq, deliveries)
         self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)
 
 

@@ -154,7 +154,7 @@ class BoxStatistics:
         totals, queue = self.totals, box.queue
         oldest_ms = self._age_ms(box.log, box.log.earliest_seq - 1) if records else 0
         row = QueueRow(
-            queue.ready(records), queue.in_flight, queue.delayed, queue.dead_lettered, oldest_ms / 1000
+            queue.ready(records), queue.in_flight, queue.delayed_count, queue.dead_lettered, oldest_ms / 1000
         )
         totals.queues += 1
         totals.jobs = QueueRow(
@@ -169,7 +169,7 @@ class BoxStatistics:
     def _add_router(self, name: str, outbox: RouterOutbox, log: Log) -> int:
         totals = self.totals
         lag, is_blocked = outbox.lag, bool(outbox.failures)
-        lag_s = self._age_ms(log, outbox.reached) / 1000 if lag else 0.0
+        lag_s = self._age_ms(log, outbox.done_position) / 1000 if lag else 0.0
         totals.routers += 1
         totals.router_lag += lag
         totals.router_lag_s = max(totals.router_lag_s, lag_s)

@@ -338,4 +338,4 @@ class BoxHandlers:
 def _queue_totals(queue: Queue, count: int, now_ms: int) -> QueueTotals:
     """`ready`, `in_flight` and `delayed` make up `count`."""
     queue.advance(now_ms)
-    return QueueTotals(queue.ready(count), queue.in_flight, queue.delayed, queue.dead_lettered)
+    return QueueTotals(queue.ready(count), queue.in_flight, queue.delayed_count, queue.dead_lettered)

@@ -86,8 +86,8 @@ def settle_rest(box: Box) -> None:
         for line in box.moves.values():
             for move in line.moves.values():
                 if log.is_live(move.seq):
-                    box.queue.moving(move.seq, move.deliveries)
-        box.queue.dropped_before(log.earliest_seq)
+                    box.queue.mark_moving(move.seq, move.deliveries)
+        box.queue.drop_before(log.earliest_seq)
     if box.stream is not None:
         box.stream.cut_after(log.head_seq)
         box.stream.dropped_before(log.earliest_seq)

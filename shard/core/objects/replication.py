@@ -291,7 +291,7 @@ class Uploading:
         tail_lsn = max(lsn, self.tail_lsn) if chain == self.chain else lsn
         context.log(changes.UploadsMoved(chain, max(through, lsn), tail_lsn, is_base), entries)
         woken, self._woken = self._woken, []
-        woken += context.moves.uploaded(self.lsn)
+        woken += context.moves.on_upload(self.lsn)
         return Outcome(entries, None, wakes=tuple(woken))
 
     def _apply_moved(self, change: changes.UploadsMoved, lsn: int) -> None:
@@ -329,13 +329,13 @@ class Uploading:
         for box in objects:
             box.last_lsn = box.floor_lsn = box.config_lsn = state.lsn
             self.stage(box, state.lsn)
-            self._context.moves.hold_back(box, state.lsn)
+            self._context.moves.delay_until_upload(box, state.lsn)
 
     def start(self) -> None:
         """A life begins: whatever cannot be uploaded change by change needs a base."""
         if self.is_on and (not self.chain or self.lsn < self._restored_lsn):
             self.require_base(self.lsn + 1)
-        self._context.moves.uploaded(self.lsn)
+        self._context.moves.on_upload(self.lsn)
 
     def check(self) -> None:
         """Asserts POSITION: pending changes are in the order of the log, above what is stored. For tests."""

@@ -1,9 +1,9 @@
 """Queues: leases, jobs, and the moves of dead letters.
 
-jobs            commands enter here: claim, ack, nack, extend, the end of a connection that held jobs
-queue           the jobs of one queue: leased, waiting, delayed, on their way out
-move_lines      one line of moves: what was planned, what has arrived, and the stamp of a dead letter
-record_moves    dead letters to their box and back, over outboxes as routers have; commands of a requeue
+jobs            handles the commands: claim, ack, nack, extend, the end of a connection with leased jobs
+queue           the jobs of one queue: ready, leased, delayed, moving
+move_queue      the moves from one box to another: planned, arrived, and the metadata of a dead letter
+record_moves    moves dead letters to their box and back through outboxes; commands of a requeue
 
 A claim that finds nothing waits in `engine/waiting_claims.py`, not here.
 """

@@ -1,14 +1,14 @@
-"""The commands of a queue: claim, ack, nack, extend (v0 §8). What they rest on is in `queue.py`.
+"""Handles the commands of a queue: claim, ack, nack, extend (v0 §8). `queue.py` has the state of the jobs.
 
 Rules of the file
 - A claim reads payloads before it stages anything: a payload that is not in memory is fetched, and the claim
   is handled again.
-- What is given out is visible, so it cannot vanish. A claim's answer waits only for what the claim itself
-  logs: its leases, where the box says that they are durable.
-- An ack is a delete like any other, with its durability. Whoever does not hold a job is told that it was
-  skipped; that is not an error, for a worker whose lease has run out cannot know it.
-- Without `leases_durable` the log hears nothing of a job's first delivery. From the second on it is told how
-  often the job has been delivered (`JobsCounted`), so that `max_deliveries` outlives a crash.
+- Only visible jobs are delivered, so a crash cannot remove them. The reply to a claim waits only for the
+  leases that the claim logs, if the box has `leases_durable`.
+- An ack is a delete like any other, with its durability. A job that the worker does not hold is reported as
+  skipped. That is not an error: a worker cannot know that its lease has expired.
+- Without `leases_durable` the first delivery of a job is not logged. Each later one logs the number of
+  deliveries (`JobsCounted`), so that `max_deliveries` survives a crash.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import RELAY
 from streams.protocol.model.records import Batch
 
-#: Jobs that one pass gives out, however many claims it serves: about 15 ms.
+#: Jobs that one pass delivers to all its claims: about 15 ms.
 PASS_JOBS_MAX = 5_000
-#: Bytes of jobs that one claim is answered with, as for a read; at least one job is always given.
+#: Bytes of jobs in the reply to one claim, as for a read; at least one job is always delivered.
 CLAIM_BYTES_MAX = 8 * 1024 * 1024
-#: And all claims of one pass together, so that a large cohort does not fill the memory.
+#: Bytes of jobs for all claims of one pass: it bounds the memory of a large cohort.
 PASS_BYTES_MAX = 64 * 1024 * 1024
-#: Jobs told in one change when all are told anew: about a megabyte of log.
-RESTATED_MAX = 10_000
+#: Jobs in one `JobsRestated` change: about a megabyte of log.
+RESTATE_JOBS_MAX = 10_000
 
 
 class Jobs:
-    """What the machine does with commands and changes of queues."""
+    """Handles the commands and applies the changes of queues."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        #: Ids of leases are never given twice: they begin with the lsn at which this life of the shard began.
-        self._life = 0
-        self._leases = 0
+        #: A lease id starts with the lsn at which this process started, so no id is assigned twice.
+        self._start_lsn = 0
+        self._lease_count = 0
         # The tags of the one batch that was read last: jobs of a large batch are claimed a few at a time.
         self._tags_of = (0, 0)
         self._tags: list[bytes] = []
@@ -57,11 +57,11 @@ class Jobs:
         context.on_command(queues.Nack, self._nack)
         context.on_command(queues.Extend, self._extend)
         context.on_command(queues.ReleaseHolder, self._release)
-        context.on_box_change(changes.JobsLeased, self._apply_leased, validation.is_queue)
-        context.on_box_change(changes.JobsExtended, self._apply_extended, _require_jobs)
-        context.on_box_change(changes.JobsReturned, self._apply_returned, validation.is_queue)
-        context.on_box_change(changes.JobsCounted, self._apply_counted, validation.is_queue)
-        context.on_box_change(changes.JobsRestated, self._apply_restated, validation.is_queue)
+        context.on_box_change(changes.JobsLeased, self._apply_lease, validation.is_queue)
+        context.on_box_change(changes.JobsExtended, self._apply_extend, _require_jobs)
+        context.on_box_change(changes.JobsReturned, self._apply_return, validation.is_queue)
+        context.on_box_change(changes.JobsCounted, self._apply_count, validation.is_queue)
+        context.on_box_change(changes.JobsRestated, self._apply_restate, validation.is_queue)
 
     # -- claiming
 
@@ -71,7 +71,7 @@ class Jobs:
             return self._context.nothing_yet(entries, now_ms + box.config.claim_jitter_ms)
         (answer,) = self._serve(box, queue, (command,), now_ms, entries)
         if not answer.jobs and command.wait_ms:
-            return self._with_carrier(box, self._context.nothing_yet(entries))
+            return self._with_relay_wake(box, self._context.nothing_yet(entries))
         return self._answer_claim(box, answer, entries)
 
     def _claim_together(self, command: queues.BatchClaim, now_ms: int, entries: LogEntries) -> Outcome:
@@ -89,35 +89,37 @@ class Jobs:
         self, box: Box, reply: queues.ClaimResult | queues.BatchClaimResult, entries: LogEntries
     ) -> Outcome:
         waits_for = entries[-1][0] if entries and box.config.leases_durable else 0
-        return self._with_carrier(
+        return self._with_relay_wake(
             box, self._context.answer(box, reply, entries, max(box.config_lsn, waits_for))
         )
 
     @staticmethod
-    def _with_carrier(box: Box, outcome: Outcome) -> Outcome:
-        """Of what a box in memory sends away nothing is logged, so no report would wake the carrier."""
+    def _with_relay_wake(box: Box, outcome: Outcome) -> Outcome:
+        """Wake the relay for the moves of a memory box: they are not logged, so no log report wakes it."""
         return outcome._replace(wakes=(RELAY,)) if box.is_memory and box.moves else outcome
 
     def _serve(
         self, box: Box, queue: Queue, claims: Sequence[queues.Claim], now_ms: int, entries: LogEntries
     ) -> list[queues.ClaimResult]:
-        """Gives jobs to claims: an even share to each where the queue coalesces, else to the first first."""
+        """Lease jobs to claims: an even share to each if the queue coalesces claims, else in their order."""
         config = box.config
         rooms = self._rooms(queue, claims)
         limit = config.max_deliveries if config.dead_letter is not None else 0
-        picked, exhausted = queue.pick(box.log, min(sum(rooms), PASS_JOBS_MAX), limit)
-        moves = self._plan_dead_letters(box, queue, exhausted) if exhausted else None
-        shares = divided(rooms, len(picked)) if config.claim_jitter_ms else in_turn(rooms, len(picked))
+        seqs, exhausted_seqs = queue.pick(box.log, min(sum(rooms), PASS_JOBS_MAX), limit)
+        moves = self._plan_dead_letters(box, queue, exhausted_seqs) if exhausted_seqs else None
+        shares = (
+            share_evenly(rooms, len(seqs)) if config.claim_jitter_ms else share_in_order(rooms, len(seqs))
+        )
         bytes_each = min(CLAIM_BYTES_MAX, PASS_BYTES_MAX // len(claims))
         texts: list[list[tuple[int, bytes]]] = []
         at = 0
         for share in shares:
-            texts.append(self._read(box, picked[at : at + share], bytes_each))
-            at += len(texts[-1])  # what did not fit goes to the next: no job is passed over
-        # From here on the payloads are read, and things are staged.
+            texts.append(self._read(box, seqs[at : at + share], bytes_each))
+            at += len(texts[-1])  # jobs that did not fit go to the next claim: none is skipped
+        # All payloads are read. Stage the changes.
         if moves is not None:
             self._context.stage(moves, box, entries)
-        given = [
+        jobs_of_claims = [
             self._lease(box, queue, claim, sorted(read), now_ms, entries) if read else []
             for claim, read in zip(claims, texts, strict=True)
         ]
@@ -125,7 +127,7 @@ class Jobs:
         ready, _ = self._totals(box, queue)
         return [
             queues.ClaimResult(box.name, jobs, ready, claim.holder > 0)
-            for claim, jobs in zip(claims, given, strict=True)
+            for claim, jobs in zip(claims, jobs_of_claims, strict=True)
         ]
 
     def _plan_dead_letters(self, box: Box, queue: Queue, seqs: list[int]) -> changes.MovesPlanned:
@@ -135,14 +137,14 @@ class Jobs:
 
     @staticmethod
     def _rooms(queue: Queue, claims: Sequence[queues.Claim]) -> list[int]:
-        """How many jobs each claim may get. A connection is not counted twice."""
-        given: dict[int, int] = {}
+        """Return the number of jobs that each claim may get. Claims of one connection share its limit."""
+        reserved_rooms: dict[int, int] = {}
         rooms: list[int] = []
         for claim in claims:
             room = claim.max
             if claim.holder:
-                room = max(0, queue.room(claim.holder, claim.max) - given.get(claim.holder, 0))
-                given[claim.holder] = given.get(claim.holder, 0) + room
+                room = max(0, queue.room(claim.holder, claim.max) - reserved_rooms.get(claim.holder, 0))
+                reserved_rooms[claim.holder] = reserved_rooms.get(claim.holder, 0) + room
             rooms.append(room)
         return rooms
 
@@ -155,7 +157,7 @@ class Jobs:
         now_ms: int,
         entries: LogEntries,
     ) -> list[tuple[int, bytes]]:
-        """Leases jobs to a claim. Returns them as the claim is answered."""
+        """Lease jobs to a claim. Returns them as in the reply."""
         seqs = [seq for seq, _ in read]
         jobs = queue.jobs
         deliveries = [jobs[seq].deliveries + 1 if seq in jobs else 1 for seq in seqs]
@@ -163,10 +165,10 @@ class Jobs:
         deadline_ms = now_ms + (claim.lease_ms or box.config.lease_ms)
         context = self._context
         if not (box.is_memory or box.config.leases_durable):
-            again = [(seq, count) for seq, count in zip(seqs, deliveries, strict=True) if count > 1]
-            if again:
-                counted = changes.JobsCounted(box.generation, *map(list, zip(*again, strict=True)))
-                context.log(counted, entries)
+            redeliveries = [(seq, count) for seq, count in zip(seqs, deliveries, strict=True) if count > 1]
+            if redeliveries:
+                counts = changes.JobsCounted(box.generation, *map(list, zip(*redeliveries, strict=True)))
+                context.log(counts, entries)
         fresh_seq = max([seq for seq in seqs if seq not in jobs], default=0)
         change = changes.JobsLeased(
             box.generation,
@@ -187,10 +189,10 @@ class Jobs:
         ]
 
     def _read(self, box: Box, seqs: list[int], bytes_max: int) -> list[tuple[int, bytes]]:
-        """The first of these jobs, as many as fit but at least one: their text without its last brace."""
-        found: list[tuple[int, bytes]] = []
+        """Read the first jobs, as many as fit but at least one: the text without its last brace."""
+        jobs: list[tuple[int, bytes]] = []
         log = box.log
-        left = bytes_max
+        bytes_left = bytes_max
         batch: Batch | None = None
         for seq in seqs:
             if batch is None or not batch.first_seq <= seq <= batch.last_seq:
@@ -206,88 +208,92 @@ class Jobs:
                 tag = self._tags[index]
                 if tag:
                     text += b',"$tag":%b' % msgspec.json.encode(str(tag, "utf-8"))
-            left -= len(text)
-            if left < 0 and found:
+            bytes_left -= len(text)
+            if bytes_left < 0 and jobs:
                 break
-            found.append((seq, text))
-        return found
+            jobs.append((seq, text))
+        return jobs
 
     def _next_lease_id(self) -> str:
-        self._leases += 1
-        return f"lease_{self._life:x}{self._leases:010x}"
+        self._lease_count += 1
+        return f"lease_{self._start_lsn:x}{self._lease_count:010x}"
 
     # -- settling
 
     def _ack(self, command: queues.Ack, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self._queue_of(command.box, now_ms, entries)
-        held, skipped = self._held(queue, command, now_ms)
-        frees_room = any(queue.jobs[seq].holder for seq in held)
-        if held:
-            seqs = BitMap64(held)
+        leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
+        frees_room = any(queue.jobs[seq].holder for seq in leased_seqs)
+        if leased_seqs:
+            seqs = BitMap64(leased_seqs)
             sizes = box.log.measure_seqs(seqs)
             self._context.stage(
                 changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, entries
             )
-        reply = queues.AckReply(box.name, len(held), skipped, *self._totals(box, queue))
+        reply = queues.AckReply(box.name, len(leased_seqs), skipped_seqs, *self._totals(box, queue))
         outcome = self._context.answer(box, reply, entries, box.floor_lsn)
         return outcome._replace(wakes=(box.name,)) if frees_room else outcome
 
     def _nack(self, command: queues.Nack, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self._queue_of(command.box, now_ms, entries)
-        held, skipped = self._held(queue, command, now_ms)
+        leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
         lsn = 0
-        if held:
+        if leased_seqs:
             ready_ms = now_ms + command.delay_ms if command.delay_ms else 0
-            lsn = self._return(box, queue, held, ready_ms, now_ms, entries)
-        reply = queues.NackReply(box.name, len(held), skipped, *self._totals(box, queue))
-        outcome = self._context.answer(box, reply, entries, _rests_on(box, lsn, skipped))
-        return outcome._replace(wakes=(box.name,)) if held else outcome
+            lsn = self._return(box, queue, leased_seqs, ready_ms, now_ms, entries)
+        reply = queues.NackReply(box.name, len(leased_seqs), skipped_seqs, *self._totals(box, queue))
+        outcome = self._context.answer(box, reply, entries, _lsn_to_await(box, lsn, skipped_seqs))
+        return outcome._replace(wakes=(box.name,)) if leased_seqs else outcome
 
     def _extend(self, command: queues.Extend, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self._queue_of(command.box, now_ms, entries)
-        held, skipped = self._held(queue, command, now_ms)
+        leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
         deadline_ms = now_ms + command.lease_ms
         lsn = 0
-        if held:
+        if leased_seqs:
             lsn = self._stage_lease(
-                changes.JobsExtended(box.generation, held, deadline_ms, now_ms), box, entries
+                changes.JobsExtended(box.generation, leased_seqs, deadline_ms, now_ms), box, entries
             )
             self._context.arm_timer(box)
-        reply = queues.ExtendReply(box.name, len(held), skipped, dict.fromkeys(map(str, held), deadline_ms))
-        return self._context.answer(box, reply, entries, _rests_on(box, lsn, skipped))
+        reply = queues.ExtendReply(
+            box.name, len(leased_seqs), skipped_seqs, dict.fromkeys(map(str, leased_seqs), deadline_ms)
+        )
+        return self._context.answer(box, reply, entries, _lsn_to_await(box, lsn, skipped_seqs))
 
     def _release(self, command: queues.ReleaseHolder, now_ms: int, entries: LogEntries) -> Outcome:
-        """A connection is gone: what it held can be claimed at once."""
+        """Return the jobs of a closed connection to the queue: they are ready at once."""
         box, queue = self._queue_of(command.box, now_ms, entries)
-        held = queue.held_by(command.holder)
-        if held:
-            self._return(box, queue, held, 0, now_ms, entries)
-        reply = queues.ReleaseHolderReply(box.name, len(held))
+        leased_seqs = queue.held_by(command.holder)
+        if leased_seqs:
+            self._return(box, queue, leased_seqs, 0, now_ms, entries)
+        reply = queues.ReleaseHolderReply(box.name, len(leased_seqs))
         return self._context.answer(box, reply, entries, box.config_lsn)._replace(wakes=(box.name,))
 
     def _return(
         self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, entries: LogEntries
     ) -> int:
         deliveries = [queue.jobs[seq].deliveries for seq in seqs]
-        returned = changes.JobsReturned(box.generation, seqs, deliveries, ready_ms, now_ms)
-        lsn = self._context.stage(returned, box, entries)
+        change = changes.JobsReturned(box.generation, seqs, deliveries, ready_ms, now_ms)
+        lsn = self._context.stage(change, box, entries)
         self._context.arm_timer(box)
         return lsn
 
     @staticmethod
-    def _held(queue: Queue, command: queues.Ack, now_ms: int) -> tuple[list[int], list[int]]:
-        """Which of the command's jobs its node holds, each once, and which it does not."""
-        held: dict[int, None] = {}
-        skipped: list[int] = []
+    def _split_by_lease(queue: Queue, command: queues.Ack, now_ms: int) -> tuple[list[int], list[int]]:
+        """Return the command's jobs that its node has leased, each once, and the others."""
+        leased_seqs: dict[int, None] = {}
+        skipped_seqs: list[int] = []
         lease_ids: Sequence[str | None] = [None] * len(command.seqs)
         if command.lease_ids is not None:
             lease_ids = command.lease_ids
         for seq, lease_id in zip(command.seqs, lease_ids, strict=True):
-            if seq not in held and queue.is_held(seq, node=command.node, lease_id=lease_id, now_ms=now_ms):
-                held[seq] = None
+            if seq not in leased_seqs and queue.is_held(
+                seq, node=command.node, lease_id=lease_id, now_ms=now_ms
+            ):
+                leased_seqs[seq] = None
             else:
-                skipped.append(seq)
-        return list(held), skipped
+                skipped_seqs.append(seq)
+        return list(leased_seqs), skipped_seqs
 
     # -- helpers
 
@@ -305,48 +311,49 @@ class Jobs:
     def _stage_lease(
         self, change: changes.JobsLeased | changes.JobsExtended, box: Box, entries: LogEntries
     ) -> int:
-        """Leases are logged only where the box says so."""
+        """Apply a change of leases. It is logged only if the box has `leases_durable`."""
         if box.config.leases_durable:
             return self._context.stage(change, box, entries)
         self._context.apply(change, 0)
         return 0
 
-    # -- lives
+    # -- start and stop
 
     def begin(self, lsn: int) -> None:
-        self._life = lsn
-        self._leases = 0
+        """Start the lease ids of this process."""
+        self._start_lsn = lsn
+        self._lease_count = 0
 
     def restate(self, box: Box, entries: LogEntries) -> None:
-        """Logs all that is known of a queue's jobs, leases included: at an orderly end, so that the next life
-        goes on with them, and when leases begin to be logged."""
+        """Log all entries of a queue, leases included: at a clean stop, so that the next start continues with
+        them, and when `leases_durable` is switched on."""
         assert box.queue is not None
         facts = box.queue.facts(leases_kept=True)
-        for at in range(0, max(1, len(facts.jobs)), RESTATED_MAX):
-            some = facts.jobs[at : at + RESTATED_MAX]
+        for at in range(0, max(1, len(facts.jobs)), RESTATE_JOBS_MAX):
+            some = facts.jobs[at : at + RESTATE_JOBS_MAX]
             self._context.log(changes.JobsRestated(box.generation, facts.fresh_seq, at == 0, some), entries)
 
     # -- applying
 
-    def _apply_leased(self, change: changes.JobsLeased, lsn: int) -> None:
-        self._touched(change.generation, lsn).leased(change, is_logged=lsn > 0)
+    def _apply_lease(self, change: changes.JobsLeased, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_lease(change, is_logged=lsn > 0)
 
-    def _apply_extended(self, change: changes.JobsExtended, lsn: int) -> None:
-        self._touched(change.generation, lsn).extended(change)
+    def _apply_extend(self, change: changes.JobsExtended, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_extend(change)
 
-    def _apply_returned(self, change: changes.JobsReturned, lsn: int) -> None:
-        self._touched(change.generation, lsn).returned(change)
+    def _apply_return(self, change: changes.JobsReturned, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_return(change)
 
-    def _apply_counted(self, change: changes.JobsCounted, lsn: int) -> None:
-        self._touched(change.generation, lsn).counted(change)
+    def _apply_count(self, change: changes.JobsCounted, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_count(change)
 
-    def _apply_restated(self, change: changes.JobsRestated, lsn: int) -> None:
-        self._touched(change.generation, lsn).restated(change)
+    def _apply_restate(self, change: changes.JobsRestated, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_restate(change)
 
-    def _touched(self, generation: int, lsn: int) -> Queue:
+    def _queue_to_change(self, generation: int, lsn: int) -> Queue:
         box = self._context.generations[generation]
         box.last_lsn = max(box.last_lsn, lsn)
-        assert box.queue is not None, "changes of jobs are of queues"
+        assert box.queue is not None, "only queues have changes of jobs"
         return box.queue
 
 
@@ -356,26 +363,26 @@ def _require_jobs(change: changes.JobsExtended, box: Box) -> None:
         raise DoesNotApply(f"leases of box {box.name} are extended that it does not have")
 
 
-def _rests_on(box: Box, lsn: int, skipped: list[int]) -> int:
-    """What an answer waits for: what it has logged, and the ack, perhaps, because of which it skips a job."""
-    return max(lsn, box.floor_lsn if skipped else box.config_lsn)
+def _lsn_to_await(box: Box, lsn: int, skipped_seqs: list[int]) -> int:
+    """Return the lsn that a reply waits for: of its own change, or of an ack that made it skip a job."""
+    return max(lsn, box.floor_lsn if skipped_seqs else box.config_lsn)
 
 
-def divided(wanted: Sequence[int], available: int) -> list[int]:
-    """`available` shared out evenly: nobody gets more than wanted, and nobody gets two more than another who
-    wanted as much."""
-    shares = [0] * len(wanted)
-    by_want = sorted(range(len(wanted)), key=wanted.__getitem__)
-    for position, at in enumerate(by_want):
-        shares[at] = min(wanted[at], available // (len(wanted) - position))
+def share_evenly(limits: Sequence[int], available: int) -> list[int]:
+    """Divide `available` evenly. No share exceeds its limit, and the shares of equal limits differ by at most
+    one."""
+    shares = [0] * len(limits)
+    by_limit = sorted(range(len(limits)), key=limits.__getitem__)
+    for position, at in enumerate(by_limit):
+        shares[at] = min(limits[at], available // (len(limits) - position))
         available -= shares[at]
     return shares
 
 
-def in_turn(wanted: Sequence[int], available: int) -> list[int]:
-    """`available` handed out in the order of the claims, as many as each wants."""
+def share_in_order(limits: Sequence[int], available: int) -> list[int]:
+    """Divide `available` in the order of the claims, up to the limit of each."""
     shares: list[int] = []
-    for want in wanted:
-        shares.append(min(want, available))
+    for limit in limits:
+        shares.append(min(limit, available))
         available -= shares[-1]
     return shares

@@ -1,16 +1,16 @@
-"""Records that move from one box to another, once each: dead letters to their box, and back into their queue.
+"""Moves records from one box to another, once each: dead letters to their box, and back into their queue.
 
-A move is planned, copied, done:
+A move has three steps:
 
-    MovesPlanned   each record gets the next position of the line to its destination
-         │         (durable before anything leaves: a position never means two records)
-    a parcel       copies leave and are appended once, because the destination knows how far it has the line
+    MovesPlanned   each record gets the next position of the move queue to its destination
+         │         (durable before a copy is sent: a position never means two records)
+    a copy batch   the copies are appended once, because the destination has a position of the move queue
          │
-    MovesDone      the destination has them up to here: they are deleted, and count as moved
+    MovesDone      the destination has the copies up to here: the records are deleted, and count as moved
 
-`routers/outbox.py` and `routers/copy_sources.py` do the middle part. A record that is deleted or evicted
-while it waits is passed over. A line ends with its box; its origin is named after the box's generation, so a
-box made again under the same name has lines of its own.
+`routers/outbox.py` and `routers/copy_sources.py` do the second step. A record that is deleted or evicted
+before that is skipped. A move queue ends with its box. Its origin contains the box's generation, so a box
+that is created again under the same name has its own move queues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shard.core.context import Context
 from shard.core.durability import Answer
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome, reply_after
-from shard.core.queues.move_lines import FROM, Line, Move
+from shard.core.queues.move_queue import FROM, Move, MoveQueue
 from shard.core.routers.outbox import EXAMINE_MAX, Outboxes
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
@@ -36,28 +36,28 @@ from streams.protocol.model.records import metas_of
 
 
 class Moves:
-    """What the machine does with moves."""
+    """Handles the commands and applies the changes of moves."""
 
     def __init__(self, context: Context, outboxes: Outboxes) -> None:
         self._context = context
         self._outboxes = outboxes
         context.on_check(self.check)
-        #: Plans that are on their way to the disk, in the order of their lsns.
-        self._until_durable: deque[tuple[int, Line, int]] = deque()
-        #: Those of object boxes, on their way to the store.
-        self._until_uploaded: deque[tuple[int, Line, int]] = deque()
+        #: Plans that are not durable yet, by lsn: (lsn, move queue, last position).
+        self._until_durable: deque[tuple[int, MoveQueue, int]] = deque()
+        #: Plans of object boxes that are not in the object store yet.
+        self._until_uploaded: deque[tuple[int, MoveQueue, int]] = deque()
         context.on_command(queues.RequireQueue, self._require_queue)
         context.on_command(queues.PlanRequeue, self._plan_requeue)
         context.on_command(queues.AwaitMoves, self._await)
-        context.on_box_change(changes.MovesPlanned, self._apply_planned)
-        context.on_box_change(changes.MovesDone, self._apply_done, _require_line)
+        context.on_box_change(changes.MovesPlanned, self._apply_plan)
+        context.on_box_change(changes.MovesDone, self._apply_arrival, _require_move_queue)
 
     # -- planning
 
     def plan(
         self, box: Box, dest: str, seqs: list[int], deliveries: list[int], *, is_dead: bool
     ) -> changes.MovesPlanned:
-        """The change that would move these records. Reads how large they are."""
+        """Return the change that plans the moves of these records, with their sizes."""
         sizes = [box.log.measure_seqs(BitMap64([seq]))[0] for seq in seqs]
         return changes.MovesPlanned(box.generation, dest, is_dead, seqs, deliveries, sizes)
 
@@ -74,142 +74,149 @@ class Moves:
         if seqs:
             change = self.plan(box, command.to, seqs, [0] * len(seqs), is_dead=False)
             lsn = self._context.stage(change, box, entries)
-        line = box.moves.get((command.to, False))
-        reply = queues.PlanRequeueReply(box.name, len(seqs), line.last if line is not None else 0)
-        # Nothing leaves before the plan is on the disk, so the reply asks for a sync.
+        move_queue = box.moves.get((command.to, False))
+        reply = queues.PlanRequeueReply(
+            box.name, len(seqs), move_queue.last_position if move_queue is not None else 0
+        )
+        # No copy is sent before the plan is durable, so the reply asks for a sync.
         wait = self._context.durability.wait_for(
             Answer.MOVE if lsn else Answer.RECORDS, box, max(lsn, box.floor_lsn)
         )
         return reply_after(wait, entries, reply)
 
     def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
-        """The oldest records that died in `to`, are not on their way yet, and that no worker has."""
+        """Return the oldest dead letters of `to` that are neither moving nor leased."""
         if box.queue is not None:
             box.queue.advance(now_ms)
-        moving = {move.seq for line in box.moves.values() for move in line.moves.values()}
-        wanted = msgspec.json.encode(to)
-        found: list[int] = []
-        examined = 0
+        moving = {move.seq for move_queue in box.moves.values() for move in move_queue.moves.values()}
+        from_queue = msgspec.json.encode(to)
+        seqs: list[int] = []
+        examined_count = 0
         log = box.log
         for span in log.spans():
-            if span.first_seq > log.visible_seq or len(found) >= count or examined >= EXAMINE_MAX:
+            if span.first_seq > log.visible_seq or len(seqs) >= count or examined_count >= EXAMINE_MAX:
                 break
             for first, last in log.runs(span, 0, min(span.count - 1, log.visible_seq - span.first_seq)):
-                examined += last - first + 1
+                examined_count += last - first + 1
                 text = span.payload.text(first, last)
                 for seq, meta in enumerate(metas_of(text), span.first_seq + first):
                     is_free = seq not in moving and (box.queue is None or box.queue.is_ready(seq))
-                    if len(found) < count and is_free and bytes(meta.get(FROM, b"")) == wanted:
-                        found.append(seq)
-        return found
+                    if len(seqs) < count and is_free and bytes(meta.get(FROM, b"")) == from_queue:
+                        seqs.append(seq)
+        return seqs
 
     def _await(self, command: queues.AwaitMoves, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.require(command.box)
-        line = box.moves.get((command.to, False))
-        waiting = max(0, command.position - line.saved_position) if line is not None else 0
+        move_queue = box.moves.get((command.to, False))
+        waiting = max(0, command.position - move_queue.logged.position) if move_queue is not None else 0
         if waiting and command.wait_ms:
             return self._context.nothing_yet(entries)
         return self._context.answer(box, queues.AwaitMovesReply(waiting), entries, box.config_lsn)
 
-    # -- on the way
+    # -- when to send
 
-    def durable(self, lsn: int) -> bool:
-        """Plans up to `lsn` are on the disk: what they say may leave. Whether there is something."""
-        return self._let_go(self._until_durable, lsn)
+    def on_durable(self, lsn: int) -> bool:
+        """Release the plans up to `lsn`, which are durable. Return True if an outbox may send now."""
+        return self._release(self._until_durable, lsn)
 
-    def uploaded(self, lsn: int) -> list[str]:
-        """The same of object boxes, whose plans are in the store."""
-        return [RELAY] if self._let_go(self._until_uploaded, lsn) else []
+    def on_upload(self, lsn: int) -> list[str]:
+        """Release the plans of object boxes up to `lsn`, which are in the store. Returns names to wake."""
+        return [RELAY] if self._release(self._until_uploaded, lsn) else []
 
-    def _let_go(self, waiting: deque[tuple[int, Line, int]], lsn: int) -> bool:
-        noted = False
+    def _release(self, waiting: deque[tuple[int, MoveQueue, int]], lsn: int) -> bool:
+        can_send = False
         while waiting and waiting[0][0] <= lsn:
-            _, line, position = waiting.popleft()
-            line.shown = position
-            noted = self._outboxes.note((line,)) or noted
-        return noted
+            _, move_queue, position = waiting.popleft()
+            move_queue.sendable_position = position
+            can_send = self._outboxes.note((move_queue,)) or can_send
+        return can_send
 
-    def hold_back(self, box: Box, lsn: int) -> None:
-        """What is on its way out of this box must wait until `lsn` is in the store."""
-        for line in box.moves.values():
-            line.shown = line.saved_position
-            self._until_uploaded.append((lsn, line, line.last))
+    def delay_until_upload(self, box: Box, lsn: int) -> None:
+        """Send no moves of this box before `lsn` is in the store."""
+        for move_queue in box.moves.values():
+            move_queue.sendable_position = move_queue.logged.position
+            self._until_uploaded.append((lsn, move_queue, move_queue.last_position))
 
     def note(self, box: Box) -> None:
         self._outboxes.note(box.moves.values())
 
-    def hold(self) -> None:
-        """From now on nothing new leaves, and what has arrived is not let go of. Not a fact: it ends with the
+    def pause(self) -> None:
+        """Send no new moves and delete no moved records until `resume`. It is not logged: it ends with the
         process at the latest."""
-        self._outboxes.lines_held = True
+        self._outboxes.are_moves_paused = True
 
-    def let_go(self, now_ms: int, entries: LogEntries) -> list[str]:
-        """Ends a hold. Returns the boxes that have let go of something."""
+    def resume(self, now_ms: int, entries: LogEntries) -> list[str]:
+        """End a pause. Returns the boxes that have deleted moved records."""
         outboxes = self._outboxes
-        outboxes.lines_held = False
-        freed: list[str] = []
+        outboxes.are_moves_paused = False
+        box_names: list[str] = []
         for box in list(self._context.boxes.values()):
-            for line in box.moves.values():
-                done = line.change_of_move(box.generation, now_ms)
-                if done is not None:
-                    self._context.stage(done, box, entries)
-                    freed.append(box.name)
+            for move_queue in box.moves.values():
+                change = move_queue.change_of_move(box.generation, now_ms)
+                if change is not None:
+                    self._context.stage(change, box, entries)
+                    box_names.append(box.name)
             outboxes.note(box.moves.values())
-        return freed
+        return box_names
 
     def close(self, box: Box) -> None:
-        for line in box.moves.values():
-            self._outboxes.close(line)
+        for move_queue in box.moves.values():
+            self._outboxes.close(move_queue)
 
     # -- applying
 
-    def _apply_planned(self, change: changes.MovesPlanned, lsn: int) -> None:
+    def _apply_plan(self, change: changes.MovesPlanned, lsn: int) -> None:
         box = self._context.generations[change.generation]
         box.last_lsn = max(box.last_lsn, lsn)
         key = (change.dest, change.is_dead)
-        line = box.moves.get(key)
-        if line is None:
-            line = box.new_line(change.dest, is_dead=change.is_dead)
-        line.planned(list(map(Move, change.seqs, change.deliveries, change.sizes)))
+        move_queue = box.moves.get(key)
+        if move_queue is None:
+            move_queue = box.new_line(change.dest, is_dead=change.is_dead)
+        move_queue.apply_plan(list(map(Move, change.seqs, change.deliveries, change.sizes)))
         if box.queue is not None:
             for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
                 if seq:
-                    box.queue.moving(seq, deliveries)
+                    box.queue.mark_moving(seq, deliveries)
         if lsn:
             waiting = self._until_uploaded if box.is_object else self._until_durable
-            waiting.append((lsn, line, line.last))
+            waiting.append((lsn, move_queue, move_queue.last_position))
         else:
-            line.shown = line.last
-            self._outboxes.note((line,))
+            move_queue.sendable_position = move_queue.last_position
+            self._outboxes.note((move_queue,))
 
-    def _apply_done(self, change: changes.MovesDone, lsn: int) -> None:
+    def _apply_arrival(self, change: changes.MovesDone, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
-        line = box.moves[change.dest, change.is_dead]
-        line.done(change.position)
-        if box.queue is not None and line.is_dead:
+        move_queue = box.moves[change.dest, change.is_dead]
+        move_queue.apply_arrival(change.position)
+        if box.queue is not None and move_queue.is_dead:
             box.queue.dead_lettered += len(change.seqs)
-        context.box_appliers.records_deleted(_deleted_by(change), lsn)
+        context.box_appliers.records_deleted(_deletion_of(change), lsn)
 
     def check(self) -> None:
-        """Asserts MOVES: a line holds one move for each position behind the confirmed one. For tests."""
+        """Asserts MOVES: a move queue has one move for each position after the logged one. For tests."""
         for box in self._context.boxes.values():
-            for line in box.moves.values():
-                assert list(line.moves) == list(range(line.saved_position + 1, line.last + 1)), "MOVES"
-                assert line.saved_position <= line.last and line.shown <= line.last, "MOVES"
+            for move_queue in box.moves.values():
+                assert list(move_queue.moves) == list(
+                    range(move_queue.logged.position + 1, move_queue.last_position + 1)
+                ), "MOVES"
+                assert (
+                    move_queue.logged.position <= move_queue.last_position
+                    and move_queue.sendable_position <= move_queue.last_position
+                ), "MOVES"
         for waiting in (self._until_durable, self._until_uploaded):
             lsns = [lsn for lsn, _, _ in waiting]
             assert lsns == sorted(lsns), "MOVES"
 
 
-def _require_line(change: changes.MovesDone, box: Box) -> None:
-    line = box.moves.get((change.dest, change.is_dead))
-    if line is None or change.position > line.last:
+def _require_move_queue(change: changes.MovesDone, box: Box) -> None:
+    move_queue = box.moves.get((change.dest, change.is_dead))
+    if move_queue is None or change.position > move_queue.last_position:
         raise DoesNotApply(f"moves from {box.name} to {change.dest} are done that were not planned")
     if change.seqs:
-        validation.deleted(_deleted_by(change), box)
+        validation.deleted(_deletion_of(change), box)
 
 
-def _deleted_by(change: changes.MovesDone) -> changes.RecordsDeleted:
+def _deletion_of(change: changes.MovesDone) -> changes.RecordsDeleted:
     seqs = BitMap64(change.seqs)
     return changes.RecordsDeleted(change.generation, 0, 0, seqs, change.sizes, change.at_ms)

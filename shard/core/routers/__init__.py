@@ -1,11 +1,12 @@
 """Routers: the registry, the outbox at a source box and the origin at a destination box.
 
-forwarding      commands enter here: collect and carried (source), forward (destination), tie and untie (both)
-outbox          what a source has to send: its position, what is on the way, when to try again
-router_outbox   which records a router copies next
-copy_sources    what a destination knows of each origin, and what a parcel becomes
-registry        which routers there are, on shard 0: put, settle, drop, get, list
+forwarding      handles the commands: collect, report (source), forward (destination), attach, detach (both)
+outbox          the outbox of a source box: its position, its batches in flight, its retries
+router_outbox   selects the records that a router copies next
+copy_sources    the position of each origin at a destination box, and the effect of a copy batch
+registry        the registered routers, on shard 0: put, settle, drop, get, list
 
 `streams/protocol/messages/forwards.py` has the whole picture. The gateway's part is
-`gateway/shards/router_relay.py` (brings parcels) and `gateway/shards/router_reconciler.py` (ties both ends).
+`gateway/shards/router_relay.py` (relays copy batches) and `gateway/shards/router_reconciler.py` (attaches
+both endpoints).
 """

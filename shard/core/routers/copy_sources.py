@@ -1,17 +1,18 @@
-"""Where a box's copies come from: one position for each origin, and what a parcel from there becomes.
+"""The origins of a box's copies: one position for each origin, and the effect of a copy batch.
 
 The destination's half of forwarding (`streams/protocol/messages/forwards.py` has the whole picture).
 
-    known position      a parcel (after, upto]          what it becomes
+      position          batch (after, upto]             effect
     ──────────────      ─────────────────────────       ─────────────────────────────────────────────
-         p                after = p                     appended; the position is `upto` from now on
-         p                upto <= p                     nothing: it is a repeat. The answer says p
-         p                anything else                 nothing: the source plans again from p
-     not known            any                           begins where the parcel begins
+         p                after = p                     appended; the position becomes `upto`
+         p                upto <= p                     none: it is a repeat. The reply contains p
+         p                anything else                 none: the source plans again from p
+      NOT_KNOWN           any                           the position starts at `after`
 
 Rules of the file
-- Deciding and applying are apart, as in `boxes/box.py`.
-- A position belongs to a life of its source. A newer life begins anew, an older one has nothing to say.
+- Functions that decide change nothing; `apply_…` functions change state, as in `boxes/box.py`.
+- A position belongs to one generation of its source. A newer generation starts again; batches of an older
+  generation are ignored.
 
 Invariants
 - ONCE: the records between two positions of an origin are appended by exactly one change.
@@ -26,74 +27,80 @@ from shard.core import changes
 from streams.protocol.errors import Throttled
 from streams.protocol.messages.forwards import ForwardHead
 
-#: Origins one box keeps, about 300 bytes each. Routers are bounded by `STREAMS_MAX_ROUTERS`, dead letters by
-#: the queues that name this box. Beyond it the origin that has not moved for longest is forgotten, unless it
-#: is a router's: 10,000 others have moved since, so nothing of it is on the way any more.
+#: Maximum number of origins per box, about 300 bytes each. `STREAMS_MAX_ROUTERS` bounds routers; dead letters
+#: are bounded by the queues that name this box. Beyond it the box drops the origin that was idle longest,
+#: never a router's: 10,000 others have moved since, so none of its batches is in flight any more.
 ORIGINS_MAX = 10_000
 
 NOT_KNOWN = -1
 
 
 class Origin(NamedTuple):
-    life: int
+    """The progress of one origin. A snapshot stores the fields in this order."""
+
+    #: The generation of the source that `position` counts in.
+    generation: int
     position: int
-    #: Records appended from here.
+    #: Records appended from this origin.
     total: int = 0
-    #: Records the source has lost since the last one it could send: told with the next one that comes.
-    lost: int = 0
-    pinned: bool = False
+    #: Records the source has lost since the last copy. The next copy reports them as a hole.
+    lost_count: int = 0
+    #: True for the endpoint of a router: it is never dropped to make room.
+    is_pinned: bool = False
 
-    def kept(self, *, is_memory: bool) -> Origin:
-        """What outlives a restart: of a memory box, that there is such an origin."""
-        return Origin(0, NOT_KNOWN, pinned=self.pinned) if is_memory else self
-
-
-def standing(known: Origin, head: ForwardHead) -> Origin:
-    """Where the origin stands in the parcel's life."""
-    if known.position == NOT_KNOWN:
-        return known._replace(life=head.life, position=head.after)
-    if known.life < head.life:
-        # The source began anew (a memory box after a restart, a queue made again). Whether everything of its
-        # earlier life had come is not known, so it counts as one lost record: an estimate, but not silence.
-        lost = known.lost + (1 if known.position else 0)
-        return known._replace(life=head.life, position=head.after, lost=lost)
-    return known
+    def restart(self, *, is_memory: bool) -> Origin:
+        """Return the origin as it is after a restart. A memory box forgets the position."""
+        return Origin(0, NOT_KNOWN, is_pinned=self.is_pinned) if is_memory else self
 
 
-def fits(known: Origin, head: ForwardHead) -> bool:
-    """Whether a parcel begins where its origin stands, and goes on from there."""
-    return known.life == head.life and known.position == head.after and head.upto > head.after
+def enter_generation(origin: Origin, head: ForwardHead) -> Origin:
+    """Return the origin in the generation of the batch."""
+    if origin.position == NOT_KNOWN:
+        return origin._replace(generation=head.life, position=head.after)
+    if origin.generation < head.life:
+        # The source has a new generation (a memory box after a restart, a queue that was created again). It
+        # is unknown whether all records of the last one arrived, so count one lost record: an estimate, not
+        # silence.
+        lost_count = origin.lost_count + (1 if origin.position else 0)
+        return origin._replace(generation=head.life, position=head.after, lost_count=lost_count)
+    return origin
 
 
-def check_room(origins: dict[str, Origin], origin: str) -> None:
-    if origin in origins or len(origins) < ORIGINS_MAX:
+def fits(origin: Origin, head: ForwardHead) -> bool:
+    """Return True if a batch starts at the origin's position and extends it."""
+    return origin.generation == head.life and origin.position == head.after and head.upto > head.after
+
+
+def check_room(origins: dict[str, Origin], name: str) -> None:
+    """Raise `Throttled` if the box cannot store one more origin."""
+    if name in origins or len(origins) < ORIGINS_MAX:
         return
-    if all(known.pinned for known in origins.values()):
+    if all(origin.is_pinned for origin in origins.values()):
         raise Throttled(f"{len(origins)} origins already copy into this box", limit="origins")
 
 
 # -- applying
 
 
-def moved(origins: dict[str, Origin], change: changes.OriginMoved) -> None:
-    known = origins.pop(change.origin, None) or Origin(0, NOT_KNOWN)
+def apply_move(origins: dict[str, Origin], change: changes.OriginMoved) -> None:
+    before = origins.pop(change.origin, None) or Origin(0, NOT_KNOWN)
     origins[change.origin] = Origin(
         change.life,
         change.position,
-        known.total,
+        before.total,
         change.lost,
-        known.pinned or change.pinned,
+        before.is_pinned or change.pinned,
     )
     _forget(origins)
 
 
-def forwarded(origins: dict[str, Origin], change: changes.BatchForwarded) -> None:
-    known = origins.pop(change.origin, None) or Origin(0, NOT_KNOWN)
-    total = known.total + change.batch.count
-    origins[change.origin] = Origin(change.life, change.position, total, 0, known.pinned)
+def apply_forward(origins: dict[str, Origin], change: changes.BatchForwarded) -> None:
+    before = origins.pop(change.origin, None) or Origin(0, NOT_KNOWN)
+    total = before.total + change.batch.count
+    origins[change.origin] = Origin(change.life, change.position, total, 0, before.is_pinned)
     _forget(origins)
 
 
 def _forget(origins: dict[str, Origin]) -> None:
     if len(origins) > ORIGINS_MAX:
-        del origins[next(name for name, known in origins.items() if not known.pinned)]
+        del origins[next(name for name, origin in origins.items() if not origin.is_pinned)]

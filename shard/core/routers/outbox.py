@@ -1,25 +1,25 @@
-"""What a box has to send to another one: a position, what is on the way, and when to try again.
+"""Outboxes: the ordered copies from one box to another, with position, batches in flight and retries.
 
 The source's half of forwarding (`streams/protocol/messages/forwards.py` has the whole picture).
 
-      position          seen_from    sent                    head of the feed
-         ▼                  ▼          ▼                          ▼
-   · · · |■■■■ parcel ■■■■|■■■ parcel ■■■|░░ seen, nothing to send ░░|▒▒▒▒ not looked at ▒▒▒▒|
-         └── what the destination has    └── what has left
+      position               sent_position                 seen_from                 head of the feed
+         ▼                         ▼                           ▼                         ▼
+   · · · |■■■■ batch ■■■|■■ batch ■■|░░ seen, nothing to send ░░|▒▒▒▒ not examined yet ▒▒▒▒|
+         └── the destination confirmed up to here
 
-- An `Outbox` is one ordered line to one destination. What it sends comes from `look`, which a router's
-  outbox answers from the box's log, and a queue's from its dead letters.
-- `Outboxes` are all of a shard: whose turn it is, what is out, when a failed one is due again.
+- An `Outbox` sends to one destination, in order. `look` selects the records: a router's outbox reads the
+  box's log, a queue's outbox reads its dead letters.
+- `Outboxes` schedules all outboxes of a shard: turns, batches in flight, retries.
 
 Rules of the file
-- The destination's answer is the truth about `position`. The source saves it now and then; after a crash the
-  destination says where it really stands, so a stale saved position costs one exchange and nothing else.
-- `look` changes nothing, so that it can be asked again when what it wanted to read was not in memory.
-- Everything but `position`, `total` and `life` is forgotten with the process.
+- The destination's reply is the truth about `position`. The source logs it now and then. After a crash the
+  destination reports its real position, so a stale logged position costs one exchange and nothing else.
+- `look` changes nothing, so it can run again when a payload was not in memory.
+- Only `logged` is a fact of the log. All other state of an outbox is volatile.
 
-Bounds: FLIGHTS_MAX parcels of an outbox, PARCELS_OUT_MAX parcels and BYTES_OUT_MAX bytes of a shard are out
-at a time; a parcel is at most PARCEL_BYTES_MAX (or one record) and PARCEL_RECORDS_MAX; one look examines at
-most EXAMINE_MAX records, one answer to the carrier COLLECT_EXAMINE_MAX.
+Bounds: OUTBOX_BATCHES_MAX batches of an outbox, BATCHES_IN_FLIGHT_MAX batches and BYTES_IN_FLIGHT_MAX bytes
+of a shard are in flight; a batch is at most BATCH_BYTES_MAX (or one record) and BATCH_RECORDS_MAX; one look
+examines at most EXAMINE_MAX records, one reply to the relay COLLECT_EXAMINE_MAX.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -38,41 +39,50 @@ from shard.core.changes import Change, OutboxMoved
 from streams.protocol.messages import forwards
 from streams.protocol.messages.forwards import ForwardHead, ForwardReply, ReportDelivery
 
-#: Parcels of one outbox on the way at a time: enough to keep the destination busy while answers travel.
-FLIGHTS_MAX = 4
-PARCEL_BYTES_MAX = 512 * 1024
-PARCEL_RECORDS_MAX = 5_000
-#: Records one look may pass over: a few milliseconds of the shard's time when a filter wants few of them.
+#: Batches of one outbox in flight: enough to keep the destination busy while replies travel.
+OUTBOX_BATCHES_MAX = 4
+BATCH_BYTES_MAX = 512 * 1024
+BATCH_RECORDS_MAX = 5_000
+#: Records that one look examines: a few milliseconds of the shard's time when a filter matches few of them.
 EXAMINE_MAX = 20_000
-#: Of a whole shard: what a gateway may have to hold for it, and how much one answer brings.
-BYTES_OUT_MAX = 32 * 1024 * 1024
+#: Bytes of a shard in flight, which a gateway holds in memory; and the bytes of one reply to the relay.
+BYTES_IN_FLIGHT_MAX = 32 * 1024 * 1024
 COLLECT_BYTES_MAX = 4 * 1024 * 1024
-COLLECT_PARCELS_MAX = 256
-#: Records one answer may look at in all: some ten milliseconds when each of them is held to a filter.
+COLLECT_BATCHES_MAX = 256
+#: Records that one reply examines in all: some ten milliseconds when each of them is matched with a filter.
 COLLECT_EXAMINE_MAX = 40_000
-#: Of a whole shard too: each is a task of the carrier and a request in flight on a link, which takes 20,000.
-PARCELS_OUT_MAX = 4096
-#: A position that has moved is logged at most this often.
-SAVE_EVERY_MS = 500
+#: Batches of a shard in flight: each is a task of the relay and a request on a link, which allows 20,000.
+BATCHES_IN_FLIGHT_MAX = 4096
+#: Minimum time between two logged positions of an outbox.
+LOG_EVERY_MS = 500
 _RETRY_MS_MIN, _RETRY_MS_MAX = 20, 2_000
-#: Refusals that a smaller parcel may escape.
+#: Errors that a smaller batch may avoid.
 _TOO_MUCH = frozenset({"box_full", "record_too_large", "batch_too_large"})
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a look found: records up to and including `upto`, none when `count` is 0."""
+    """The records that a look selected: up to and including `upto`, none when `count` is 0."""
 
     upto: int
     count: int = 0
     text: bytes = b""
     tags: bytes | None = None
-    lost: int = 0
+    lost_count: int = 0
     hops: int = 0
-    #: Whether it stopped for a bound and not because nothing is left.
+    #: True if it stopped at a bound: more records may follow.
     more: bool = False
 
 
-class _Flight(msgspec.Struct, frozen=True):
+class LoggedPosition(NamedTuple):
+    """The position and the number of copies that the log has for an outbox."""
+
+    position: int
+    total: int
+
+
+class _InFlight(msgspec.Struct, frozen=True):
+    """A copy batch that was sent and has no reply yet."""
+
     number: int
     after: int
     upto: int
@@ -81,222 +91,237 @@ class _Flight(msgspec.Struct, frozen=True):
 
 
 class Outbox:
-    """One ordered line of copies to one destination. Subclasses say what is sent and how it is labelled."""
+    """Sends copies to one destination, in order. Subclasses select the records and write the batch heads.
+
+    `logged` is a fact of the log; only `apply_logged` sets it. Everything else is volatile: it starts from
+    `logged` after a restart, and the destination's replies correct it.
+    """
 
     __slots__ = (
-        "_rewound_to",
+        "_rewind_position",
         "_total_before",
         "_total_of",
         "dest",
         "failures",
-        "flights",
+        "generation",
+        "in_flight",
         "is_closed",
         "is_halted",
         "is_waiting",
         "last_error",
-        "life",
+        "logged",
+        "logged_ms",
         "origin",
         "position",
         "records_max",
         "retry_at_ms",
-        "saved_ms",
-        "saved_position",
-        "saved_total",
         "seen_from",
         "seen_lost",
-        "sent",
+        "sent_position",
         "source",
         "total",
     )
 
-    #: Whether its source lets go of what has arrived (`queues/record_moves.py`).
-    is_line = False
+    #: True if the source deletes the records that have arrived (`queues/record_moves.py`).
+    is_move_queue = False
 
     def __init__(
-        self, *, source: str, origin: str, dest: str, life: int, position: int, total: int = 0
+        self, *, source: str, origin: str, dest: str, generation: int, position: int, total: int = 0
     ) -> None:
         self.source = source
         self.origin = origin
         self.dest = dest
-        self.life = life
-        #: What the destination has. What is saved of it may be older.
-        self.position = self.saved_position = position
-        self.total = self.saved_total = total
-        #: The generation of the destination that counts, and what came before it.
+        self.generation = generation
+        self.logged = LoggedPosition(position, total)
+        #: The position and the number of copies that the destination confirmed. `logged` may be older.
+        self.position = position
+        self.total = total
+        #: The generation of the destination that `total` counts in, and the copies into earlier ones.
         self._total_of = 0
         self._total_before = 0
-        self.saved_ms = 0
-        #: The end of what has left, and how far was looked beyond it without finding anything to send.
-        self.sent = position
+        self.logged_ms = 0
+        #: The end of the last batch sent, and the end of the records examined after it that need no copy.
+        self.sent_position = position
         self.seen_from = position
         self.seen_lost = 0
-        self.flights: dict[int, _Flight] = {}
-        self.records_max = PARCEL_RECORDS_MAX
+        self.in_flight: dict[int, _InFlight] = {}
+        self.records_max = BATCH_RECORDS_MAX
         self.failures = 0
         self.retry_at_ms = 0
         self.last_error = ""
-        #: Something went wrong: nothing leaves until everything that is out has come back.
+        #: True after an error: the outbox sends nothing until all batches in flight have a reply.
         self.is_halted = False
-        self._rewound_to: int | None = None
+        self._rewind_position: int | None = None
         self.is_waiting = False
         self.is_closed = False
 
     def __repr__(self) -> str:
-        state = "blocked" if self.failures else "ok"
-        return f"<Outbox {self.origin} to {self.dest} at {self.position}, {len(self.flights)} out, {state}>"
+        state = f"{len(self.in_flight)} in flight, {'blocked' if self.failures else 'ok'}"
+        return f"<Outbox {self.origin} to {self.dest} at {self.position}, {state}>"
 
-    # -- what subclasses say
+    # -- for subclasses
 
     def look(self, after: int, records_max: int) -> Load:
-        """What follows `after`. Changes nothing."""
+        """Select the next records after `after`. Changes nothing."""
         raise NotImplementedError
 
     def label(self, load: Load, after: int) -> ForwardHead:
+        """Return the head of the copy batch."""
         raise NotImplementedError
 
-    def reborn(self, log: Log, life: int) -> Outbox:
-        """The same line from a memory box that has begun anew."""
+    def recreate(self, log: Log, generation: int) -> Outbox:
+        """Return the outbox for the next generation of a memory box."""
         raise NotImplementedError
 
-    # -- leaving
+    # -- sending
 
     @property
     def may_send(self) -> bool:
-        return not (self.is_closed or self.is_halted or self.retry_at_ms) and len(self.flights) < FLIGHTS_MAX
+        return (
+            not (self.is_closed or self.is_halted or self.retry_at_ms)
+            and len(self.in_flight) < OUTBOX_BATCHES_MAX
+        )
 
     def find(self) -> Load:
-        """The next load to leave, with what was lost and passed over before it."""
+        """Select the next load. Its losses include those in records that were skipped before it."""
         load = self.look(self.seen_from, self.records_max)
-        return replace(load, lost=load.lost + self.seen_lost) if self.seen_lost else load
+        return replace(load, lost_count=load.lost_count + self.seen_lost) if self.seen_lost else load
 
     def is_worth_sending(self, load: Load) -> bool:
-        """A long stretch of nothing is sent too, so that a restart need not look at it again."""
-        return load.count > 0 or load.upto - self.sent >= EXAMINE_MAX
+        """Return True if a batch is due. A long run without copies is sent too: a restart then skips it."""
+        return load.count > 0 or load.upto - self.sent_position >= EXAMINE_MAX
 
-    def passed(self, load: Load) -> None:
-        """Nothing of it leaves. It is not looked at again."""
-        self.seen_from, self.seen_lost = load.upto, load.lost
+    def skip(self, load: Load) -> None:
+        """Skip records that need no copy. They are not examined again."""
+        self.seen_from, self.seen_lost = load.upto, load.lost_count
 
-    def left(self, load: Load, number: int) -> None:
-        self.flights[number] = _Flight(number, self.sent, load.upto, load.count, len(load.text))
-        self.sent = self.seen_from = load.upto
+    def on_sent(self, load: Load, batch_number: int) -> None:
+        """Record that a batch with this load was sent."""
+        self.in_flight[batch_number] = _InFlight(
+            batch_number, self.sent_position, load.upto, load.count, len(load.text)
+        )
+        self.sent_position = self.seen_from = load.upto
         self.seen_lost = 0
 
-    # -- coming back
+    # -- replies
 
-    def came_back(self, flight: _Flight, answer: ForwardReply) -> None:
-        """The destination's answer to a parcel."""
+    def on_reply(self, batch: _InFlight, answer: ForwardReply) -> None:
+        """Apply the destination's reply to a batch."""
         if answer.generation != self._total_of:
-            # A memory box that began anew counts from 0 again.
+            # A new generation of a memory box counts from 0 again.
             self._total_of = answer.generation
             self._total_before = self.total if answer.total < self.total else 0
-        self.total = max(self.total, self._total_before + answer.total)  # answers may overtake each other
-        if answer.position >= flight.upto:
+        self.total = max(self.total, self._total_before + answer.total)  # replies may overtake each other
+        if answer.position >= batch.upto:
             self.failures = 0
             self.last_error = ""
             self.position = max(self.position, answer.position)
-            if self.position > self.sent:
-                self.sent = self.seen_from = self.position
+            if self.position > self.sent_position:
+                self.sent_position = self.seen_from = self.position
                 self.seen_lost = 0
-            self.records_max = min(PARCEL_RECORDS_MAX, self.records_max + 1 + self.records_max // 8)
-        else:  # it stands elsewhere: plan again from there, when nothing is out that could still move it
+            self.records_max = min(BATCH_RECORDS_MAX, self.records_max + 1 + self.records_max // 8)
+        else:  # plan again from its position, when no batch in flight can still move it
             self.is_halted = True
-            self._rewound_to = answer.position
+            self._rewind_position = answer.position
 
-    def failed(self, flight: _Flight, code: str, message: str, now_ms: int) -> None:
+    def on_failure(self, batch: _InFlight, code: str, message: str, now_ms: int) -> None:
+        """Halt after an error: retry at once with fewer records, or later."""
         self.is_halted = True
         self.last_error = f"{code}: {message}" if message else code
-        if code in _TOO_MUCH and flight.count > 1:
-            # At once with less of it: a box with room for one record must get one.
-            self.records_max = max(1, flight.count // 2)
-        elif not self.retry_at_ms:  # several that were out together fail for one reason
+        if code in _TOO_MUCH and batch.count > 1:
+            # Retry at once with fewer records: a box with room for one record must get one.
+            self.records_max = max(1, batch.count // 2)
+        elif not self.retry_at_ms:  # several batches in flight fail for one reason
             self.failures += 1
             self.retry_at_ms = now_ms + min(_RETRY_MS_MIN << min(self.failures - 1, 10), _RETRY_MS_MAX)
 
     def settle(self) -> None:
-        """Everything is back after something went wrong: go on from what the destination has."""
-        if self.is_halted and not self.flights:
-            if self._rewound_to is not None:
-                self.position = self._rewound_to
+        """Continue from the destination's position if the outbox is halted and no batch is in flight."""
+        if self.is_halted and not self.in_flight:
+            if self._rewind_position is not None:
+                self.position = self._rewind_position
             self.restart()
 
     def restart(self) -> None:
-        self.flights.clear()
-        self.sent = self.seen_from = self.position
+        """Forget the batches in flight and send again from `position`."""
+        self.in_flight.clear()
+        self.sent_position = self.seen_from = self.position
         self.seen_lost = 0
         self.is_halted = False
-        self._rewound_to = None
+        self._rewind_position = None
 
-    # -- saving
+    # -- the logged position
 
     def change_of_move(self, generation: int, now_ms: int) -> Change | None:
-        """What is logged of how far the destination has come; None when that can wait. An outbox whose source
-        lets go of what has arrived overrides it, and says so each time."""
-        if self.position == self.saved_position or now_ms - self.saved_ms < SAVE_EVERY_MS:
+        """Return the change that logs the destination's position; None when that can wait. A `MoveQueue`
+        overrides it: its source deletes the records that have arrived, so it logs each time."""
+        if self.position == self.logged.position or now_ms - self.logged_ms < LOG_EVERY_MS:
             return None
-        self.saved_ms = now_ms
+        self.logged_ms = now_ms
         return OutboxMoved(generation, self.origin, self.position, self.total)
 
-    def saved(self, position: int, total: int) -> None:
-        """A fact of the log: the destination had this much."""
-        self.saved_position, self.saved_total = position, total
-        if position != self.position:  # only in recovery: live, what is saved is where it stands
+    def apply_logged(self, position: int, total: int) -> None:
+        """Apply a logged change: the destination has the copies up to `position`."""
+        self.logged = LoggedPosition(position, total)
+        if position != self.position:  # only in recovery: a live outbox logs its own position
             self.position, self.total = position, total
             self.restart()
 
 
 class Outboxes:
-    """All outboxes of a shard: whose turn it is, what is out, who is to be tried again and when."""
+    """Schedules the outboxes of a shard: their turns, the batches in flight and the retries."""
 
     def __init__(self) -> None:
-        #: In turn. One outbox is here at most once.
+        #: Outboxes that may send, in the order of their turns. Each is here at most once.
         self._waiting: deque[Outbox] = deque()
-        self._out: dict[int, tuple[Outbox, _Flight]] = {}
-        self._bytes_out = 0
+        self._in_flight: dict[int, tuple[Outbox, _InFlight]] = {}
+        self._bytes_in_flight = 0
         self._numbers = itertools.count(1)
         self._retries: list[tuple[int, int, Outbox]] = []
         self._order = itertools.count()
-        self._carrier = 0
-        #: Whether lines of moves send nothing for now, while a backup is taken.
-        self.lines_held = False
-        #: The lsn at which this life of the shard began. Parcels are numbered anew in each, and an answer to
-        #: one of an earlier life, which may still be under way, must not be taken for one of this.
-        self.shard_life = 0
+        self._relay_id = 0
+        #: True while a backup is taken: move queues send nothing.
+        self.are_moves_paused = False
+        #: The lsn at which this process started; `shard_life` on the wire. Batch numbers restart with the
+        #: process, so it tells a late reply to an earlier process from a reply to this one.
+        self.start_lsn = 0
 
     def __repr__(self) -> str:
-        return f"<Outboxes {len(self._waiting)} waiting, {len(self._out)} parcels out>"
+        return f"<Outboxes {len(self._waiting)} waiting, {len(self._in_flight)} copy batches in flight>"
 
     def note(self, outboxes: Iterable[Outbox]) -> bool:
-        """There may be something to send. Whether anyone may send it now."""
-        noted = False
+        """Queue outboxes that may have records to send. Return True if any of them may send now."""
+        can_send = False
         for outbox in outboxes:
             if not outbox.is_waiting and self._may_send(outbox):
                 outbox.is_waiting = True
                 self._waiting.append(outbox)
-            noted = noted or outbox.is_waiting
-        return noted
+            can_send = can_send or outbox.is_waiting
+        return can_send
 
     def _may_send(self, outbox: Outbox) -> bool:
-        return outbox.may_send and not (self.lines_held and outbox.is_line)
+        return outbox.may_send and not (self.are_moves_paused and outbox.is_move_queue)
 
     def close(self, outbox: Outbox) -> None:
-        """It sends nothing any more. What is out may still arrive; its answer is not waited for."""
+        """Stop an outbox. Its batches in flight may still arrive; their replies are ignored."""
         outbox.is_closed = True
 
-    # -- leaving
+    # -- sending
 
-    def collect(self, carrier: int) -> list[forwards.CopyBatch]:
-        """The next parcels, a share for each that waits. One that needs what is not in memory is passed over;
-        when nothing else leaves, it is asked for."""
-        if carrier != self._carrier:
-            self._begin(carrier)
-        found: list[tuple[Outbox, Load | None]] = []
+    def collect(self, relay_id: int) -> list[forwards.CopyBatch]:
+        """Return the next batches, at most one for each outbox that waits.
+
+        An outbox whose payload is not in memory loses its turn. If no batch can be sent, `NotLoaded` asks for
+        the payload."""
+        if relay_id != self._relay_id:
+            self._restart_for_relay(relay_id)
+        loads: list[tuple[Outbox, Load | None]] = []
         missing: NotLoaded | None = None
-        size = looked_at = 0
-        room = min(COLLECT_BYTES_MAX, BYTES_OUT_MAX - self._bytes_out)
-        count = min(COLLECT_PARCELS_MAX, PARCELS_OUT_MAX - len(self._out))
+        size = examined_count = 0
+        room = min(COLLECT_BYTES_MAX, BYTES_IN_FLIGHT_MAX - self._bytes_in_flight)
+        count = min(COLLECT_BATCHES_MAX, BATCHES_IN_FLIGHT_MAX - len(self._in_flight))
         for outbox in itertools.islice(self._waiting, count):
-            if size >= room or looked_at >= COLLECT_EXAMINE_MAX:
+            if size >= room or examined_count >= COLLECT_EXAMINE_MAX:
                 break
             load: Load | None = Load(outbox.seen_from)
             if self._may_send(outbox):
@@ -304,17 +329,17 @@ class Outboxes:
                     load = outbox.find()
                 except NotLoaded as error:
                     missing, load = missing or error, None
-            found.append((outbox, load))
+            loads.append((outbox, load))
             if load is not None:
                 size += len(load.text)
-                looked_at += load.upto - outbox.seen_from
-        parcels = [parcel for outbox, load in found for parcel in self._give_out(outbox, load)]
-        if missing is not None and not parcels:
-            raise missing  # whose turn it was is last in line now, and holds nobody up
-        return parcels
+                examined_count += load.upto - outbox.seen_from
+        batches = [batch for outbox, load in loads for batch in self._send(outbox, load)]
+        if missing is not None and not batches:
+            raise missing  # its outbox is now last in turn and delays no other
+        return batches
 
-    def _give_out(self, outbox: Outbox, load: Load | None) -> list[forwards.CopyBatch]:
-        """What leaves of a load, if anything; without one, the outbox has to wait for its payload."""
+    def _send(self, outbox: Outbox, load: Load | None) -> list[forwards.CopyBatch]:
+        """Return the batch of a load, if one is due. Without a load, the outbox waits for its payload."""
         self._waiting.popleft()
         if load is None:
             self._waiting.append(outbox)
@@ -322,52 +347,52 @@ class Outboxes:
         outbox.is_waiting = False
         if not self._may_send(outbox):
             return []
-        parcels = []
+        batches = []
         if outbox.is_worth_sending(load):
             number = next(self._numbers)
-            label = forwards.encode(outbox.label(load, outbox.sent))
-            outbox.left(load, number)
-            flight = outbox.flights[number]
-            self._out[number] = (outbox, flight)
-            self._bytes_out += flight.bytes
-            parcels.append(
+            label = forwards.encode(outbox.label(load, outbox.sent_position))
+            outbox.on_sent(load, number)
+            in_flight = outbox.in_flight[number]
+            self._in_flight[number] = (outbox, in_flight)
+            self._bytes_in_flight += in_flight.bytes
+            batches.append(
                 forwards.CopyBatch(number, outbox.source, outbox.origin, outbox.dest, label, load.text)
             )
         else:
-            outbox.passed(load)
+            outbox.skip(load)
         if load.more:
             self.note((outbox,))
-        return parcels
+        return batches
 
-    def _begin(self, carrier: int) -> None:
-        """Another carrier: what the last one had may or may not have arrived. It is all given out anew."""
-        self._carrier = carrier
-        lost = {id(outbox): outbox for outbox, _ in self._out.values()}
-        self._out.clear()
-        self._bytes_out = 0
-        for outbox in lost.values():
+    def _restart_for_relay(self, relay_id: int) -> None:
+        """Send all batches in flight again: a new relay asks, and the last one may have lost them."""
+        self._relay_id = relay_id
+        outboxes = {id(outbox): outbox for outbox, _ in self._in_flight.values()}
+        self._in_flight.clear()
+        self._bytes_in_flight = 0
+        for outbox in outboxes.values():
             outbox.restart()
             self.note((outbox,))
 
-    # -- coming back
+    # -- replies
 
-    def came_back(self, carried: ReportDelivery, now_ms: int) -> Outbox | None:
-        """The outbox that this answer was for, unless its parcel is not out any more."""
-        if carried.shard_life != self.shard_life or carried.number not in self._out:
+    def on_reply(self, report: ReportDelivery, now_ms: int) -> Outbox | None:
+        """Apply the result of a batch. Return its outbox, or None if the batch is no longer in flight."""
+        if report.shard_life != self.start_lsn or report.number not in self._in_flight:
             return None
-        outbox, flight = self._out.pop(carried.number)
-        self._bytes_out -= flight.bytes
-        del outbox.flights[carried.number]
+        outbox, batch = self._in_flight.pop(report.number)
+        self._bytes_in_flight -= batch.bytes
+        del outbox.in_flight[report.number]
         if outbox.is_closed:
             return None
-        answer = carried.answer
-        if answer is not None and answer.life == outbox.life:
-            outbox.came_back(flight, answer)
+        answer = report.answer
+        if answer is not None and answer.life == outbox.generation:
+            outbox.on_reply(batch, answer)
         else:
-            code = carried.code if answer is None else "seq_mismatch"
-            paused = bool(outbox.retry_at_ms)
-            outbox.failed(flight, code, carried.message, now_ms)
-            if outbox.retry_at_ms and not paused:
+            code = report.code if answer is None else "seq_mismatch"
+            was_paused = bool(outbox.retry_at_ms)
+            outbox.on_failure(batch, code, report.message, now_ms)
+            if outbox.retry_at_ms and not was_paused:
                 heapq.heappush(self._retries, (outbox.retry_at_ms, next(self._order), outbox))
         outbox.settle()
         self.note((outbox,))
@@ -377,20 +402,20 @@ class Outboxes:
         return self._retries[0][0] if self._retries else None
 
     def retry(self, now_ms: int) -> bool:
-        """Those whose pause is over. Whether there were any."""
-        due = False
+        """Queue the outboxes whose retry is due. Return True if any of them may send now."""
+        can_send = False
         while self._retries and self._retries[0][0] <= now_ms:
             _, _, outbox = heapq.heappop(self._retries)
             outbox.retry_at_ms = 0
-            due = self.note((outbox,)) or due
-        return due
+            can_send = self.note((outbox,)) or can_send
+        return can_send
 
     def statistics(self) -> dict[str, int]:
-        return {"parcels_out": len(self._out), "parcel_bytes_out": self._bytes_out}
+        return {"parcels_out": len(self._in_flight), "parcel_bytes_out": self._bytes_in_flight}
 
     def check(self) -> None:
-        """Asserts WAITING: an outbox is in turn at most once, and what is out is counted. For tests."""
+        """Asserts WAITING: an outbox waits at most once, and the bytes in flight are correct. For tests."""
         waiting = [id(outbox) for outbox in self._waiting]
         assert len(set(waiting)) == len(waiting), "WAITING"
         assert all(outbox.is_waiting for outbox in self._waiting), "WAITING"
-        assert self._bytes_out == sum(flight.bytes for _, flight in self._out.values()), "WAITING"
+        assert self._bytes_in_flight == sum(batch.bytes for _, batch in self._in_flight.values()), "WAITING"

@@ -1,13 +1,12 @@
-"""The register of routers and the graph they make: who exists, under which number, where a cycle would be.
+"""The registry of routers and their graph: assigns numbers, enforces the limit and rejects cycles.
 
-One shard keeps it for the whole server (shard 0), so that a number, a limit and a cycle are decided one after
-the other, whichever gateway asks. It knows definitions only: ties are at the boxes (`forwarding.py`).
+Shard 0 stores it for the whole server, so numbers, the limit and cycles are decided in one order for all
+gateways. It holds definitions only: endpoints are at the boxes (`forwarding.py`).
 
 Rules of the file
-- A router is written down here before any end of it is tied, and an end that is tied for a router that is not
-  written down here is a remnant, to be untied. So a crash is settled by comparing
-  (`gateway/shards/router_reconciler.py`).
-- Answers wait for the last change of the register, whatever they say: nobody learns of what may yet vanish.
+- A router is registered before its endpoints are attached. An endpoint of an unregistered router is a
+  remnant, which `gateway/shards/router_reconciler.py` detaches: so it repairs a crash by comparison.
+- Every reply waits for the last change of the registry: no client learns of a change that a crash can undo.
 
 Invariants
 - GRAPH: `_dests` counts exactly the edges of `routers`.
@@ -32,6 +31,8 @@ from streams.protocol.messages.routers import Route, Router
 
 
 class Routers:
+    """The registered routers, and the commands and changes of the registry."""
+
     def __init__(self, context: Context, routers_max: int) -> None:
         self._context = context
         context.on_check(self.check)
@@ -39,9 +40,9 @@ class Routers:
         self._max = routers_max
         self.routers: SortedDict[str, Router] = SortedDict()
         self.last_number = 0
-        #: source -> dest -> how many routers go that way.
+        #: source -> dest -> number of routers.
         self._dests: dict[str, dict[str, int]] = {}
-        #: The last change of the register, which is its version too.
+        #: The lsn of the last change of the registry; it is the version of `RouterPage` too.
         self.lsn = 0
         context.on_command(protocol.PutRouter, self._put)
         context.on_command(protocol.SettleRouter, self._settle)
@@ -57,17 +58,17 @@ class Routers:
     # -- deciding
 
     def _put(self, command: protocol.PutRouter, now_ms: int, entries: LogEntries) -> Outcome:
-        known: Router | None = self.routers.get(command.name)
+        current: Router | None = self.routers.get(command.name)
         try:
-            if known is None and self._max and len(self.routers) >= self._max:
+            if current is None and self._max and len(self.routers) >= self._max:
                 raise Throttled(
                     f"there are {len(self.routers)} routers already; delete some or raise the limit",
                     limit="routers",
                 )
-            if known is None and command.account:
+            if current is None and command.account:
                 self._context.usage.require(command.account, "routers")
             if not command.route.allow_cycle:
-                self._check_cycle(command.route, without=known)
+                self._check_cycle(command.route, without=current)
         except StreamsError as error:
             return self._answer(entries, error)
         revision = self.last_number + 1
@@ -77,15 +78,15 @@ class Routers:
             route=replace(command.route, revision=revision),
             from_seq=command.from_seq,
         )
-        if known is not None and _ends(known.route) == _ends(command.route):
-            if replace(command.route, revision=known.route.revision) == known.route:
-                return self._answer(entries, protocol.PutRouterResult(known, False, None))
-            # Another definition of the same router: it goes on where it stands.
-            router = replace(router, number=known.number, from_seq=known.from_seq)
+        if current is not None and _ends(current.route) == _ends(command.route):
+            if replace(command.route, revision=current.route.revision) == current.route:
+                return self._answer(entries, protocol.PutRouterResult(current, False, None))
+            # A new definition of an existing router: it continues from its position.
+            router = replace(router, number=current.number, from_seq=current.from_seq)
             self._context.log(changes.RouterRegistered(router), entries)
             return self._answer(entries, protocol.PutRouterResult(router, False, None))
         self._context.log(changes.RouterRegistered(router), entries)
-        return self._answer(entries, protocol.PutRouterResult(router, known is None, known))
+        return self._answer(entries, protocol.PutRouterResult(router, current is None, current))
 
     def _check_cycle(self, route: Route, *, without: Router | None) -> None:
         path = self._path(route.dest, route.source, without=_ends(without.route) if without else None)
@@ -97,7 +98,7 @@ class Routers:
             )
 
     def _path(self, start: str, end: str, *, without: tuple[str, str] | None) -> list[str] | None:
-        """The shortest way from box to box along routers; None when there is none."""
+        """Return the shortest path between two boxes along routers; None when there is none."""
         came_from = {start: start}
         queue = deque([start])
         while queue:
@@ -114,14 +115,14 @@ class Routers:
         return None
 
     def _settle(self, command: protocol.SettleRouter, now_ms: int, entries: LogEntries) -> Outcome:
-        router = self._numbered(command.name, command.number)
+        router = self._find(command.name, command.number)
         if router is not None and router.route.revision == command.revision and not router.is_tied:
             router = replace(router, is_tied=True, from_seq=None)
             self._context.log(changes.RouterRegistered(router), entries)
         return self._answer(entries, protocol.GetRouterResult(router))
 
     def _drop(self, command: protocol.DropRouter, now_ms: int, entries: LogEntries) -> Outcome:
-        router = self._numbered(command.name, command.number)
+        router = self._find(command.name, command.number)
         if router is not None:
             self._context.log(changes.RouterDropped(command.name), entries)
         return self._answer(entries, protocol.GetRouterResult(router))
@@ -146,7 +147,7 @@ class Routers:
             page.append(router)
         return self._answer(entries, protocol.RouterPage(self.lsn, False, page, more))
 
-    def _numbered(self, name: str, number: int) -> Router | None:
+    def _find(self, name: str, number: int) -> Router | None:
         router: Router | None = self.routers.get(name)
         return router if router is not None and router.number == number else None
 
@@ -177,26 +178,26 @@ class Routers:
 
     def _add(self, router: Router) -> None:
         self.routers[router.name] = router
-        ways = self._dests.setdefault(router.route.source, {})
-        ways[router.route.dest] = ways.get(router.route.dest, 0) + 1
+        counts = self._dests.setdefault(router.route.source, {})
+        counts[router.route.dest] = counts.get(router.route.dest, 0) + 1
 
     def _forget(self, name: str) -> None:
         router = self.routers.pop(name, None)
         if router is None:
             return
-        ways = self._dests[router.route.source]
-        ways[router.route.dest] -= 1
-        if not ways[router.route.dest]:
-            del ways[router.route.dest]
-        if not ways:
+        counts = self._dests[router.route.source]
+        counts[router.route.dest] -= 1
+        if not counts[router.route.dest]:
+            del counts[router.route.dest]
+        if not counts:
             del self._dests[router.route.source]
 
     def check(self) -> None:
         """Asserts the invariants named above. For tests."""
         edges: dict[str, dict[str, int]] = {}
         for router in self.routers.values():
-            ways = edges.setdefault(router.route.source, {})
-            ways[router.route.dest] = ways.get(router.route.dest, 0) + 1
+            counts = edges.setdefault(router.route.source, {})
+            counts[router.route.dest] = counts.get(router.route.dest, 0) + 1
         assert edges == self._dests, "GRAPH"
         sorter: TopologicalSorter[str] = TopologicalSorter()
         for router in self.routers.values():

@@ -1,10 +1,10 @@
-"""A router at its source: which records of the box's log are copied next, and how the parcel is labelled.
+"""The outbox of a router: selects the next records of the box's log and writes the head of a copy batch.
 
 Rules of the file
-- Only what readers may see is copied, whole batches at a time where nothing stands against it.
-- Loss is counted on the way: what a cap, the TTL, a crash or the source's own source took before it was
-  copied. What somebody deleted is passed over in silence (v0 §4.3, §6.1).
-- One parcel has one number of hops, because a batch has.
+- A router copies visible records only, whole batches at a time where possible.
+- The outbox counts losses: records that a cap, the TTL, a crash or the source's own source removed before
+  they were copied. Deleted records are skipped and not counted (v0 §4.3, §6.1).
+- One copy batch has one number of hops, because a batch has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shard.core.boxes.live_runs import RunCollector, walk_live_runs
 from shard.core.boxes.log import Log
 from shard.core.boxes.pages import runs_of
 from shard.core.boxes.sealed import NotLoaded, Span
-from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
+from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load, Outbox
 from streams.protocol.messages.forwards import HOPS_MAX, ForwardHead
 from streams.protocol.messages.routers import Route
 from streams.protocol.model.matches import Match
@@ -21,13 +21,20 @@ from streams.protocol.model.records import Batch
 
 
 class RouterOutbox(Outbox):
+    """Copies the records of one box along one route."""
+
     __slots__ = ("_log", "route")
 
     def __init__(
-        self, *, log: Log, route: Route, origin: str, life: int, position: int, total: int = 0
+        self, *, log: Log, route: Route, origin: str, generation: int, position: int, total: int = 0
     ) -> None:
         super().__init__(
-            source=route.source, origin=origin, dest=route.dest, life=life, position=position, total=total
+            source=route.source,
+            origin=origin,
+            dest=route.dest,
+            generation=generation,
+            position=position,
+            total=total,
         )
         self.route = route
         self._log = log
@@ -36,53 +43,53 @@ class RouterOutbox(Outbox):
         return ForwardHead(
             box=self.dest,
             origin=self.origin,
-            life=self.life,
+            life=self.generation,
             after=after,
             upto=load.upto,
             count=load.count,
-            lost=load.lost,
+            lost=load.lost_count,
             hops=load.hops + 1,
             keep_nodes=self.route.preserve_node,
             tags=load.tags,
         )
 
-    def reborn(self, log: Log, life: int) -> RouterOutbox:
-        return RouterOutbox(log=log, route=self.route, origin=self.origin, life=life, position=0)
+    def recreate(self, log: Log, generation: int) -> RouterOutbox:
+        return RouterOutbox(log=log, route=self.route, origin=self.origin, generation=generation, position=0)
 
     @property
-    def reached(self) -> int:
-        """The seq up to which nothing is left to do."""
-        return self.position if self.flights or self.is_halted or self.retry_at_ms else self.seen_from
+    def done_position(self) -> int:
+        """The seq up to which every record is copied or needs no copy."""
+        return self.position if self.in_flight or self.is_halted or self.retry_at_ms else self.seen_from
 
     @property
     def lag(self) -> int:
-        return max(0, self._log.visible_seq - self.reached)
+        return max(0, self._log.visible_seq - self.done_position)
 
     def look(self, after: int, records_max: int) -> Load:
         log = self._log
         visible_seq = log.visible_seq
         floor = min(log.evict_floor, visible_seq + 1)
-        lost = max(0, floor - after - 1)
+        lost_count = max(0, floor - after - 1)
         start = max(after, floor - 1)
         picker = _Picker(self.route, records_max)
-        reached = walk_live_runs(picker, log, start + 1, visible_seq)
+        upto = walk_live_runs(picker, log, start + 1, visible_seq)
         hole = log.hole_after(start)
-        while hole is not None and hole.last_seq <= reached:
-            lost += hole.missed_after(start)
+        while hole is not None and hole.last_seq <= upto:
+            lost_count += hole.missed_after(start)
             hole = log.hole_after(hole.last_seq)
         return Load(
-            reached,
+            upto,
             picker.count,
             picker.text(),
             picker.tags(),
-            lost,
+            lost_count,
             picker.hops,
-            reached < visible_seq,
+            upto < visible_seq,
         )
 
 
 class _Picker(RunCollector):
-    """Collects the runs that one parcel holds, within its limits."""
+    """Collects the runs of one copy batch, within its limits."""
 
     __slots__ = (
         "_bytes_left",
@@ -91,18 +98,18 @@ class _Picker(RunCollector):
         "_records_left",
         "_tags",
         "count",
-        "examined",
+        "examined_count",
         "hops",
     )
 
     def __init__(self, route: Route, records_max: int) -> None:
         self._match = route.filter
         self._records_left = records_max
-        self._bytes_left = PARCEL_BYTES_MAX
+        self._bytes_left = BATCH_BYTES_MAX
         self._parts: list[bytes | memoryview] = []
         self._tags: list[bytes] | None = [] if route.preserve_tag else None
         self.count = 0
-        self.examined = 0
+        self.examined_count = 0
         self.hops = 0
 
     def text(self) -> bytes:
@@ -115,7 +122,7 @@ class _Picker(RunCollector):
 
     @property
     def is_full(self) -> bool:
-        return self._records_left <= 0 or self._bytes_left <= 0 or self.examined >= EXAMINE_MAX
+        return self._records_left <= 0 or self._bytes_left <= 0 or self.examined_count >= EXAMINE_MAX
 
     def stops_before(self, span: Span) -> bool:
         if span.dead < span.count and self.count:
@@ -124,7 +131,7 @@ class _Picker(RunCollector):
                     return True
             except NotLoaded:
                 return True  # the records at hand are sent now
-        self.examined += span.count
+        self.examined_count += span.count
         return False
 
     def take(self, batch: Batch, first: int, last: int) -> int:
@@ -140,7 +147,7 @@ class _Picker(RunCollector):
                 if self.count:
                     self._bytes_left = 0
                     return run_first - 1
-                top = run_first  # a parcel has at least one record, however large
+                top = run_first  # a copy batch has at least one record, however large
             self._parts.append(batch.text(run_first, top))
             if self._tags is not None:
                 self._tags.append(batch.tags_of(run_first, top))
@@ -152,13 +159,13 @@ class _Picker(RunCollector):
         return last
 
 
-def wanted_runs(route: Route, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of these stretches of a batch (indexes) that a router would copy."""
+def runs_to_copy(route: Route, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of these runs of a batch (indexes) that a router copies."""
     return matching_runs(route.filter, batch, runs) if batch.hops < HOPS_MAX else []
 
 
 def matching_runs(match: Match | None, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of these stretches of a batch (indexes) whose tags pass a filter."""
+    """Return the parts of these runs of a batch (indexes) whose tags match a filter."""
     if match is None or not runs:
         return runs
     tags = batch.tag_list()

@@ -1,10 +1,11 @@
-"""A line of moves from one box to another, and the words in which dead letters carry their origin.
+"""The queue of moves from one box to another, and the metadata of dead letters.
 
-`record_moves.py` explains moves. A line is an outbox as routers have (`routers/outbox.py`): what it sends is
-the next records that were planned, stamped with where they come from.
+`record_moves.py` explains moves. A move queue is an outbox (`routers/outbox.py`): it sends the next planned
+records, with their origin as metadata.
 
 Invariant
-- LINE: positions of a line are given once, in order, and only those above `position` have a record.
+- LINE: each position of a move queue is assigned once, in order, and only positions above the logged one
+  have a move.
 """
 
 from __future__ import annotations
@@ -17,50 +18,51 @@ import msgspec
 from shard.core import changes
 from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import NotLoaded
-from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
+from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load, Outbox
 from streams.protocol.messages.forwards import ForwardHead
 from streams.protocol.model.records import JSON, Batch, metas_of, with_meta
 
 FROM, _DELIVERIES, _SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
-#: How the origin of a line begins: of dead letters, and of those that go back into their queue.
+#: Prefixes of the origin of a move queue: of dead letters, and of those that go back into their queue.
 _DEAD, _BACK = "dead letters of ", "requeued of "
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
 def is_move(origin: str) -> bool:
-    """True if copies of this origin take the place of their originals, unlike those of a router, whose name
-    has no space in it."""
+    """Return True if copies of this origin replace their originals. The name of a router has no space."""
     return origin.startswith((_DEAD, _BACK))
 
 
 class Move(NamedTuple):
+    """A record to be moved."""
+
     seq: int
-    #: How often a dead letter was delivered.
+    #: Number of deliveries of a dead letter.
     deliveries: int
     bytes: int
 
 
-class LineName(NamedTuple):
-    """What the origin of a line says."""
+class MoveQueueName(NamedTuple):
+    """The parts of a move queue's origin."""
 
     box: str
     generation: int
     is_dead: bool
 
 
-def line_of(origin: str) -> LineName | None:
-    """The line that an origin belongs to; None when it is a router's."""
+def move_queue_of(origin: str) -> MoveQueueName | None:
+    """Parse the origin of a move queue; None when it is a router's."""
     for kind, is_dead in ((_DEAD, True), (_BACK, False)):
         if origin.startswith(kind):
             box, _, generation = origin.removeprefix(kind).rpartition(" ")
-            return LineName(box, int(generation), is_dead)
+            return MoveQueueName(box, int(generation), is_dead)
     return None
 
 
 class Letter(NamedTuple):
-    """A dead letter: where it is, and which job of which queue it was."""
+    """A dead letter: its seq, and the queue and the seq of its job."""
 
     seq: int
     queue: str
@@ -68,25 +70,25 @@ class Letter(NamedTuple):
 
 
 def letters_in(batch: Batch, runs: Sequence[tuple[int, int]]) -> list[Letter]:
-    """The dead letters in these stretches (indexes) of a batch, in order."""
-    found: list[Letter] = []
+    """Return the dead letters in these runs (indexes) of a batch, in order."""
+    letters: list[Letter] = []
     if batch.encoding != JSON:
-        return found
+        return letters
     for first, last in runs:
         for index, meta in enumerate(metas_of(batch.text(first, last)), first):
             if FROM in meta and _SRC_SEQ in meta:
                 queue, src_seq = _decode(meta[FROM]), _decode(meta[_SRC_SEQ])
                 if isinstance(queue, str) and isinstance(src_seq, int):  # a client may have written anything
-                    found.append(Letter(batch.first_seq + index, queue, src_seq))
-    return found
+                    letters.append(Letter(batch.first_seq + index, queue, src_seq))
+    return letters
 
 
-class Line(Outbox):
+class MoveQueue(Outbox):
     """The moves from one box to another."""
 
-    __slots__ = ("_log", "_source", "is_dead", "last", "moves", "shown")
+    __slots__ = ("_log", "_source", "is_dead", "last_position", "moves", "sendable_position")
 
-    is_line = True
+    is_move_queue = True
 
     def __init__(
         self, *, source: str, generation: int, log: Log, dest: str, is_dead: bool, position: int = 0
@@ -95,31 +97,33 @@ class Line(Outbox):
             source=source,
             origin=f"{_DEAD if is_dead else _BACK}{source} {generation}",
             dest=dest,
-            life=generation,
+            generation=generation,
             position=position,
         )
         self._log = log
-        #: Whether these are dead letters on their way out, and not on their way back.
+        #: True for dead letters; False for those that go back into their queue.
         self.is_dead = is_dead
-        #: By position, all above `position`.
+        #: By position: all above `logged.position`.
         self.moves: dict[int, Move] = {}
-        #: The last position given, and the last that is durable and may leave.
-        self.last = self.shown = position
+        #: The last position assigned, and the last whose plan is durable, so that it may be sent.
+        self.last_position = self.sendable_position = position
 
     @property
     def may_send(self) -> bool:
-        """One parcel at a time. A destination that does not know the line takes it up where the parcel begins
-        that comes first, and what came later of an earlier one would count as a repeat."""
-        return not self.flights and super().may_send
+        """Return True if no batch is in flight and the outbox may send.
+
+        A destination without this origin starts at the first batch that arrives. An earlier batch that
+        arrives after it would count as a repeat."""
+        return not self.in_flight and super().may_send
 
     def look(self, after: int, records_max: int) -> Load:
-        """Copies of what follows `after`, stamped. Positions without a record are passed over."""
-        lost = max(0, self.saved_position - after)  # a destination that has lost what it had once confirmed
-        upto = max(after, self.saved_position)
+        """Select the records after `after` and set their metadata. Positions without a record are skipped."""
+        lost_count = max(0, self.logged.position - after)  # the destination lost confirmed copies
+        upto = max(after, self.logged.position)
         texts: list[bytes] = []
         tags: list[bytes] = []
         size = 0
-        for position in range(upto + 1, min(self.shown, upto + EXAMINE_MAX) + 1):
+        for position in range(upto + 1, min(self.sendable_position, upto + EXAMINE_MAX) + 1):
             move = self.moves[position]
             span = self._log.span_at(move.seq) if self._log.is_live(move.seq) else None
             if span is not None:
@@ -128,39 +132,41 @@ class Line(Outbox):
                 except NotLoaded:
                     if not texts:
                         raise
-                    break  # what there is leaves now
+                    break  # the records read so far are sent now
                 index = move.seq - batch.first_seq
-                text = self._stamped(bytes(batch.text(index, index)), move)
-                if texts and (len(texts) >= records_max or size + len(text) > PARCEL_BYTES_MAX):
+                text = self._stamp(bytes(batch.text(index, index)), move)
+                if texts and (len(texts) >= records_max or size + len(text) > BATCH_BYTES_MAX):
                     break
                 texts.append(text)
                 tags.append(batch.tags_of(index, index))
                 size += len(text)
             upto = position
-        joined = b"\0".join(tags) if any(tags) else None
-        return Load(upto, len(texts), b",".join(texts), joined, lost, 0, upto < self.shown)
+        joint_tags = b"\0".join(tags) if any(tags) else None
+        return Load(
+            upto, len(texts), b",".join(texts), joint_tags, lost_count, 0, upto < self.sendable_position
+        )
 
     def label(self, load: Load, after: int) -> ForwardHead:
         return ForwardHead(
             box=self.dest,
             origin=self.origin,
-            life=self.life,
+            life=self.generation,
             after=after,
             upto=load.upto,
             count=load.count,
-            lost=load.lost,
+            lost=load.lost_count,
             tags=load.tags,
-            create=self.is_dead,  # a queue that is gone is not made again by what once died there
-            bind=after <= self.saved_position,
+            create=self.is_dead,  # its dead letters do not recreate a deleted queue
+            bind=after <= self.logged.position,
         )
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.MovesDone | None:
-        """What the destination has is deleted here, each time it says so."""
-        upto = min(self.position, self.last)
-        if upto <= self.saved_position:
+        """Return the change that deletes the confirmed records; None if there are none."""
+        upto = min(self.position, self.last_position)
+        if upto <= self.logged.position:
             return None
         log = self._log
-        moves = [self.moves[at] for at in range(self.saved_position + 1, upto + 1)]
+        moves = [self.moves[at] for at in range(self.logged.position + 1, upto + 1)]
         live = sorted(move for move in moves if log.is_live(move.seq))
         sizes: dict[int, int] = {}
         for move in live:
@@ -172,7 +178,7 @@ class Line(Outbox):
             generation, self.dest, self.is_dead, upto, seqs, list(sizes.values()), now_ms
         )
 
-    def _stamped(self, text: bytes, move: Move) -> bytes:
+    def _stamp(self, text: bytes, move: Move) -> bytes:
         if self.is_dead:
             return with_meta(
                 text,
@@ -186,29 +192,30 @@ class Line(Outbox):
 
     # -- applying
 
-    def planned(self, moves: list[Move]) -> None:
+    def apply_plan(self, moves: list[Move]) -> None:
+        """Assign the next positions to these moves."""
         for move in moves:
-            self.last += 1
-            self.moves[self.last] = move
+            self.last_position += 1
+            self.moves[self.last_position] = move
 
-    def done(self, position: int) -> list[Move]:
-        """The destination has everything up to here. Returns what that was."""
-        moves = [self.moves.pop(at) for at in range(self.saved_position + 1, position + 1)]
-        self.saved(position, self.saved_total + len(moves))
+    def apply_arrival(self, position: int) -> list[Move]:
+        """Remove the moves up to `position`, which the destination confirmed. Returns them."""
+        moves = [self.moves.pop(at) for at in range(self.logged.position + 1, position + 1)]
+        self.apply_logged(position, self.logged.total + len(moves))
         return moves
 
     # -- snapshots
 
     def facts(self) -> changes.LineFacts:
-        """A record that is gone has kept its position, and nothing else."""
+        """Return the state for a snapshot. A deleted record has its position only."""
         return changes.LineFacts(
             dest=self.dest,
             is_dead=self.is_dead,
-            position=self.saved_position,
+            position=self.logged.position,
             moves=[move if self._log.is_live(move.seq) else (0, 0, 0) for move in self.moves.values()],
         )
 
     def restore(self, facts: changes.LineFacts) -> None:
-        """Takes over the moves of a snapshot."""
-        self.planned([Move(*move) for move in facts.moves])
-        self.shown = self.last
+        """Restore the moves of a snapshot."""
+        self.apply_plan([Move(*move) for move in facts.moves])
+        self.sendable_position = self.last_position
