@@ -47,12 +47,12 @@ def show_bytes(what: str) -> Iterator[ReportBytes]:
         from rich.progress import DownloadColumn, TransferSpeedColumn
 
         with _progress(what, DownloadColumn(binary_units=True), TransferSpeedColumn()) as update:
-            yield lambda done, total: update(completed=done, total=total or None)
+            yield lambda current, total: update(completed=current, total=total or None)
         return
     lines = ByteLines(what)
 
-    def tell(done: int, total: int) -> None:
-        text = lines.line(done, total, time.monotonic())
+    def tell(current: int, total: int) -> None:
+        text = lines.line(current, total, time.monotonic())
         if text:
             print(text, file=sys.stderr, flush=True)
 

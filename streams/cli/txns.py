@@ -56,7 +56,7 @@ def _rows(shards: Shards, prefix: str) -> list[dict[str, Any]]:
     rows: dict[tuple[str, int, str], dict[str, Any]] = {}
     for shard in range(shards.count):
         state = shards.txn_list(shard, prefix=prefix)
-        for open_txn in state.held:
+        for open_txn in state.pending:
             fresh = {
                 "writer": open_txn.writer,
                 "state": "open",

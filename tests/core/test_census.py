@@ -144,7 +144,7 @@ def test_routers_are_told_where_their_source_is(driver: Driver) -> None:
     tie(driver, driver, origin="second#2")
     census = counted(driver, step=10, rows_max=1)
     assert (census.totals.routers, census.totals.router_lag, census.totals.routers_blocked) == (2, 6, 0)
-    assert [(row.router, row.lag, row.forwarded, row.is_blocked) for row in census.routers] == [
+    assert [(row.router, row.lag, row.forwarded_count, row.is_blocked) for row in census.routers] == [
         ("first", 3, 0, False)
     ]
     assert census.has_more

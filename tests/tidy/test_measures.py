@@ -9,7 +9,8 @@ import tomllib
 
 import pytest
 
-from tests.tidy.measures import ALLOWED, MEASURES
+from tests.tidy.language import places
+from tests.tidy.measures import ALLOWED, MEASURES, ROOT, names_that_stay
 
 _allowed: dict[str, dict[str, int]] = tomllib.loads(ALLOWED.read_text())
 
@@ -29,3 +30,20 @@ def test_the_list_of_exceptions_is_as_short_as_the_tree_allows(title: str) -> No
     measured = MEASURES[title]()
     stale = [name for name, value in _allowed[title].items() if measured.get(name, 0) < value]
     assert not stale, f"{title}: shorter than listed, write the list again: {', '.join(stale)}"
+
+
+#: The list of names that stay may only shrink.
+NAMES_MAX = 39
+
+
+def test_names_that_stay_are_few_argued_and_still_there() -> None:
+    names = names_that_stay()
+    assert len(names) <= NAMES_MAX, "give the new name a noun or a verb instead"
+    assert all(entry["reason"] for entry in names.values())
+    gone = [
+        f"{file}: {name}"
+        for name, entry in names.items()
+        for file in entry["files"]
+        if not any(place.text.split()[-1] == name for place in places((ROOT / file).read_text()))
+    ]
+    assert not gone, f"take these off the list, they are not there any more: {gone}"

@@ -119,7 +119,7 @@ STORED: Final = (
         "Age of the first record that a router has yet to look at.",
         lambda row: row.lag_s,
     ),
-    ROUTERS.counter("streams_router_forwarded_total", "Copies it has made.", lambda row: row.forwarded),
+    ROUTERS.counter("streams_router_forwarded_total", "Copies it has made.", lambda row: row.forwarded_count),
     ROUTERS.gauge(
         "streams_router_blocked",
         "1 when its destination does not take copies.",

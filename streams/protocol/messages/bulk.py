@@ -239,7 +239,7 @@ class UnrenderedCommit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TxnState(msgspec.Struct, array_like=True, frozen=True):
-    held: list[PendingTxn]
+    pending: list[PendingTxn]
     marks: list[CommittedEpoch]
     #: True if there are more than this list shows.
     more: bool = False

@@ -74,7 +74,7 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
 class RouterRow(msgspec.Struct, frozen=True, array_like=True):
     router: str
     lag: int
-    forwarded: int
+    forwarded_count: int
     is_blocked: bool
     #: Age of the first record that it has yet to look at.
     lag_s: float = 0.0
