@@ -33,7 +33,7 @@ from shard.recovery.page_cache import (
     page_cache_id,
     record_failure,
 )
-from shard.recovery.recovery import Progress, RecoverySummary, recover
+from shard.recovery.recovery import RecoveryProgress, RecoverySummary, recover
 from shard.server.heartbeat import Heartbeat
 from shard.server.peers import Peers
 from shard.server.reporting import Answer, Reporter
@@ -260,7 +260,7 @@ class Shard:
         # `_serve` collects once and enables it.
         gc.disable()
         for step in recover(self._machine, self._wal, self._snapshots, self._store.open):
-            if isinstance(step, Progress):
+            if isinstance(step, RecoveryProgress):
                 self._server.progress = step.ratio
                 if trio.current_time() - last_report_s > 0.2:
                     last_report_s = trio.current_time()

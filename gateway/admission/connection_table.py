@@ -44,7 +44,7 @@ RESERVE_PART, RESERVE_MAX = 20, 256
 STRANGERS_PART, STRANGERS_LEAST = 10, 16
 
 
-class Server(Protocol):
+class ConnectionServer(Protocol):
     """The code that serves a connection."""
 
     @property
@@ -84,7 +84,7 @@ class OpenConnection:
         self.address = address
         self.is_kept = False
         #: None while it is handed over from one server to the next.
-        self.server: Server | None = None
+        self.server: ConnectionServer | None = None
         #: The set in which it waits for its first byte. None once a task serves it.
         self.pending_set: PendingSet | None = None
         #: The cancel scope around a wait of its task that does not end with the socket. `close` cancels it.

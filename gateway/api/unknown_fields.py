@@ -19,7 +19,7 @@ from gateway.api.responses import from_shard
 from gateway.requests.content import check_content_type, decompress_body
 from gateway.requests.request import Buffer, Request, Response
 from gateway.shards.dispatch import Dispatch
-from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
+from gateway.watch.plan import WATCH_FIELDS, WatchPlan, plan_of_body
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.bodies import ClaimBody, DiffBody
@@ -93,7 +93,7 @@ async def forward_json(
     return response
 
 
-def plan_watch(body: bytes, node_bytes_max: int, *, strict: bool) -> tuple[Plan, list[str]]:
+def plan_watch(body: bytes, node_bytes_max: int, *, strict: bool) -> tuple[WatchPlan, list[str]]:
     """Parse the body of a watch or subscription. Return its plan and a warning for each ignored field."""
     try:
         return plan_of_body(body, node_bytes_max), []

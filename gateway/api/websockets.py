@@ -35,9 +35,9 @@ from gateway.api.responses import from_shard
 from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import ClientStalled, Request, Socket
 from gateway.shards.dispatch import Dispatch
-from gateway.watch.plan import Plan
+from gateway.watch.plan import WatchPlan
 from gateway.watch.service import Watch, merge_of, starts_in
-from gateway.watch.stream import Stream
+from gateway.watch.stream import Subscription
 from streams.protocol import wire
 from streams.protocol.access.grants import READ, WRITE
 from streams.protocol.access.keys import Key
@@ -207,7 +207,7 @@ class WebSocketConnection:
             description["warnings"] = warnings
         self._sink.put(wording.event(b"subscribed", msgspec.json.encode(description), b""))
         for box, view in views.items():
-            merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
+            merge = merge_of(WatchPlan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
             stream = self._watch.stream(
                 merge, plan.encoding, _HEARTBEAT_MS, wording, self._backlog_lock, owner=owner_of(self._key)
             )
@@ -215,7 +215,7 @@ class WebSocketConnection:
             self._nursery.start_soon(self._run_stream, stream, scope)
         return b""  # the reply is in the sink already: it must precede all events
 
-    async def _run_stream(self, stream: Stream, scope: trio.CancelScope) -> None:
+    async def _run_stream(self, stream: Subscription, scope: trio.CancelScope) -> None:
         with scope:
             await stream.run(self._sink)
             self.end()  # a stream returns only if the client does not read

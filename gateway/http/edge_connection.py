@@ -26,7 +26,7 @@ from gateway.http.edge_input import EdgeInput
 from gateway.http.edge_output import EdgeOutput
 from gateway.http.edge_rules import answer, bug, refusal, refused_stream
 from gateway.http.edge_socket import EdgeSocket, WaitExpired
-from gateway.http.h1 import CONTINUE, H2_PREFACE, Head
+from gateway.http.h1 import CONTINUE, H2_PREFACE, RequestHead
 from gateway.requests import urgency
 from gateway.requests.request import Buffer, EarlyRejection, Request, Response
 from streams.protocol.errors import StreamsError
@@ -49,7 +49,7 @@ class Connection:
         self._output = EdgeOutput(self._wire, front)
         self._place = place
         self._front = front
-        self._head: Head | None = None
+        self._head: RequestHead | None = None
         self.request_count = 0
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class Connection:
             if reader.pending and (self.request_count % PIPELINE_TURN == 0 or not self._place.is_kept):
                 await self._take_turn()
 
-    def _request_of(self, head: Head, body: Buffer) -> Request:
+    def _request_of(self, head: RequestHead, body: Buffer) -> Request:
         request = Request(head.method, head.path, head.query, head.headers.copy(), body, perf_counter_ns())
         request.memory = self._front.bodies
         request.waited_s = self._input.take_waited_s()
@@ -184,7 +184,7 @@ class Connection:
         if not self._front.scheduler.try_take():
             await self._front.scheduler.take(self._wire.owner)
 
-    async def _read_body(self, head: Head) -> Buffer:
+    async def _read_body(self, head: RequestHead) -> Buffer:
         """Read the body of a known client. `admit` refuses a stranger, so no body of a stranger is waited
         for."""
         front = self._front
@@ -198,7 +198,7 @@ class Connection:
             await self._output.send([CONTINUE])
         return await self._input.read_body(head, charge)
 
-    async def _serve_full_duplex(self, head: Head) -> bool:
+    async def _serve_full_duplex(self, head: RequestHead) -> bool:
         """Answer a request while its body arrives. Returns True if another request can follow.
 
         The handler authenticates the request before it reads the body. The body has no deadline: an open

@@ -13,7 +13,7 @@ import socket
 import trio
 from trio.lowlevel import wait_writable
 
-from gateway.requests.request import ClientStalled, Progress
+from gateway.requests.request import ClientStalled, ReadProgress
 from streams.unsent import UnsentBuffers
 
 #: Up to this size, copying a piece into its chunk costs less than passing three buffers to the kernel.
@@ -27,7 +27,7 @@ class EdgeSink:
         self._is_chunked = is_chunked
         self._is_broken = False
         self._unsent = UnsentBuffers(sock)
-        self.charge: Progress | None = None
+        self.charge: ReadProgress | None = None
 
     def __repr__(self) -> str:
         return f"<EdgeSink {'broken' if self._is_broken else 'open'}, {self.unsent_bytes} B unsent>"

@@ -9,7 +9,7 @@ from collections import deque
 
 import trio
 
-from gateway.requests.request import ClientStalled, Progress
+from gateway.requests.request import ClientStalled, ReadProgress
 
 
 class QueuedSink:
@@ -21,7 +21,7 @@ class QueuedSink:
         self._unsent: deque[bytes] = deque()
         #: Bytes in the queue, and bytes that the sender has taken and not sent yet.
         self.unsent_bytes = 0
-        self.charge: Progress | None = None
+        self.charge: ReadProgress | None = None
         self._has_more = trio.Event()
         self._progress = trio.Event()
 

@@ -142,7 +142,7 @@ class ClientStalled(Exception):
     """The client of a live response has read nothing for the allowed time."""
 
 
-class Progress(Protocol):
+class ReadProgress(Protocol):
     """Receives the number of bytes that a client has read."""
 
     def note_progress(self, count: int) -> None: ...
@@ -156,7 +156,7 @@ class Sink(Protocol):
     """
 
     #: Set while a task waits for the unsent bytes to be sent (`gateway/requests/unsent_charge.py`).
-    charge: Progress | None
+    charge: ReadProgress | None
 
     @property
     def unsent_bytes(self) -> int: ...

@@ -123,7 +123,7 @@ class AppendSession:
                 charge.unwatch()
 
     async def _keep_reading(self) -> None:
-        receiver = frames.Receiver()
+        receiver = frames.FrameReceiver()
         try:
             with self._reading:
                 while data := await self._receive():

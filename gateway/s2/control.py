@@ -53,7 +53,7 @@ class Basins:
         self._calls = calls
 
     async def list(self, request: Request, permit: Permit) -> Response:
-        query = fields.Query(request.query)
+        query = fields.QueryParameters(request.query)
         prefix, after, limit = query.basin_part("prefix"), query.basin_part("start_after"), query.limit()
         permit.check("list-basins")
         names = permit.basins.narrow(prefix)
@@ -135,7 +135,7 @@ class Streams:
     async def list(self, request: Request, permit: Permit) -> Response:
         """List one page of streams over all shards. A missing basin has an empty list."""
         basin = fields.basin_of(request.headers)
-        query = fields.Query(request.query)
+        query = fields.QueryParameters(request.query)
         prefix, after, limit = query.stream_part("prefix"), query.stream_part("start_after"), query.limit()
         permit.check("list-streams", basin)
         names = permit.streams.narrow(permit.prefix + prefix)

@@ -26,7 +26,7 @@ from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
 from gateway.s2.permits import OPERATIONS, Admit, Authenticator, KeyPermit, Permit
 from gateway.s2.records import ReadQuery, Records, check_commands, first_page, stream_config
-from gateway.s2.sessions import AuthorizedSession, Draining, EventEncoder, FrameEncoder, ReadSession
+from gateway.s2.sessions import AuthorizedSession, Draining, FrameEncoder, ReadSession, S2EventEncoder
 from gateway.s2.shard_calls import ShardCalls
 from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
@@ -260,9 +260,11 @@ class S2:
         query = ReadQuery.from_query(request.query, None if is_session else headers.get("last-event-id"))
         key = ciphers.check_header(headers)
         spec = stream_config(headers)
-        encoder: FrameEncoder | EventEncoder = FrameEncoder(frames.codec_for(headers.get("accept-encoding")))
+        encoder: FrameEncoder | S2EventEncoder = FrameEncoder(
+            frames.codec_for(headers.get("accept-encoding"))
+        )
         if not is_session:
-            encoder = EventEncoder(
+            encoder = S2EventEncoder(
                 is_base64=fields.is_base64(headers), already_delivered=query.already_delivered
             )
         query.check()

@@ -62,7 +62,7 @@ def path_segments(path: str) -> list[str]:
         raise S2Error("bad_path", f"{quote(path)} is not percent-encoded UTF-8") from None
 
 
-class Query:
+class QueryParameters:
     """The query parameters of a request. Unknown ones are ignored."""
 
     def __init__(self, query: str) -> None:

@@ -52,7 +52,7 @@ def terminal(error: S2Error) -> bytes:
     return (1 + len(body)).to_bytes(3, "big") + bytes([_TERMINAL]) + body
 
 
-class Receiver:
+class FrameReceiver:
     """Decodes a byte stream into frame bodies. Buffers at most one partial frame and one read."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_query(cls, text: str, last_event_id: str | None = None) -> ReadQuery:
-        query = fields.Query(text)
+        query = fields.QueryParameters(text)
         read = cls(
             seq_num=query.number("seq_num"),
             timestamp=query.number("timestamp"),

@@ -139,7 +139,7 @@ class FrameEncoder:
         return b""
 
 
-class EventEncoder:
+class S2EventEncoder:
     def __init__(self, *, is_base64: bool, already_delivered: tuple[int, int] = (0, 0)) -> None:
         """`already_delivered`: records and metered bytes of this read before the client reconnected."""
         self._is_base64 = is_base64

@@ -222,7 +222,7 @@ class Tokens:
         return json_response({"access_token": secret}, 201)
 
     async def list(self, request: Request, permit: Permit) -> Response:
-        query = fields.Query(request.query)
+        query = fields.QueryParameters(request.query)
         permit.check("list-access-tokens")
         limit = query.limit()
         names = permit.tokens.narrow(query.text("prefix") or "")

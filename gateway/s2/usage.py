@@ -60,7 +60,7 @@ _AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
 
 class _MetricsQuery:
     def __init__(self, query: str, set_names: tuple[str, ...], now_s: int) -> None:
-        parameters = fields.Query(query)
+        parameters = fields.QueryParameters(query)
         self.set = parameters.text("set") or ""
         if self.set not in set_names:
             raise S2Error("bad_query", f"set: must be one of {', '.join(set_names)}")

@@ -45,7 +45,7 @@ class Minute(msgspec.Struct, frozen=True):
     rows: Rows
 
 
-class Entry(msgspec.Struct, frozen=True):
+class UsageEntry(msgspec.Struct, frozen=True):
     """The counts of one basin in one minute: the `data` of a history record."""
 
     #: Start of the minute, in seconds since 1970.

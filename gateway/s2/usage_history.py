@@ -18,7 +18,7 @@ import msgspec
 import structlog
 import trio
 
-from gateway.s2.usage_counters import MINUTES_MAX, Entry, Minute, Sums, UsageCounters
+from gateway.s2.usage_counters import MINUTES_MAX, Minute, Sums, UsageCounters, UsageEntry
 from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, StreamsError
@@ -43,7 +43,7 @@ _PAGE_RECORDS, _PAGE_BYTES = 1000, 1024 * 1024
 
 
 class _Record(msgspec.Struct):
-    data: Entry
+    data: UsageEntry
     tag: str
 
 
@@ -73,7 +73,7 @@ class _Page(msgspec.Struct):
 
 
 _decode_page = msgspec.json.Decoder(_Page).decode
-_decode_entry = msgspec.json.Decoder(Entry).decode
+_decode_entry = msgspec.json.Decoder(UsageEntry).decode
 
 
 class UsageHistory:
@@ -120,7 +120,7 @@ class UsageHistory:
 
     def _batch(self, minute: Minute) -> bytes:
         records = [
-            _Record(Entry(minute.at_s, self._writer, minute.number, counts), basin)
+            _Record(UsageEntry(minute.at_s, self._writer, minute.number, counts), basin)
             for basin, counts in minute.rows.items()
         ]
         return msgspec.json.encode(_Batch(records, f"{self._writer}-{minute.number}", _CONFIG))
@@ -161,7 +161,7 @@ class UsageHistory:
         return _decode_page(message.body)
 
 
-def _entry_untrusted(data: msgspec.Raw) -> Entry | None:
+def _entry_untrusted(data: msgspec.Raw) -> UsageEntry | None:
     try:
         return _decode_entry(data)
     except msgspec.DecodeError:

@@ -27,7 +27,7 @@ import trio
 
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.merge import Track
-from gateway.watch.page import Encoding, Page, Place
+from gateway.watch.page import EncodedPage, Encoding, Place
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
 from streams.protocol.telemetry.histogram import Histogram
@@ -48,7 +48,7 @@ _decode_head = wire.page_head_decoder.decode
 class Follower(Protocol):
     """A watcher, as its feeds see it. None of these methods blocks."""
 
-    def on_page(self, track: Track, page: Page) -> bool:
+    def on_page(self, track: Track, page: EncodedPage) -> bool:
         """Deliver a page. Returns True if the track stays in the feed."""
 
     def on_box_delete(self, track: Track) -> None: ...
@@ -87,7 +87,7 @@ class Feeds:
             task_status.started()
             await trio.sleep_forever()
 
-    async def read(self, box: str, encoding: Encoding, place: Place, wait_ms: int = 0) -> Page:
+    async def read(self, box: str, encoding: Encoding, place: Place, wait_ms: int = 0) -> EncodedPage:
         """Read the page after a place. Raises `BoxNotFound`, and the errors of a shard that does not
         answer."""
         # Live reads use the urgent links. Backlog reads do not, because they would delay urgent appends.
@@ -98,7 +98,7 @@ class Feeds:
         )
         if message.body:
             self._pages_encoded += 1
-        return Page(box, place, _decode_head(message.head), message.body)
+        return EncodedPage(box, place, _decode_head(message.head), message.body)
 
     def join(self, follower: Follower, track: Track, encoding: Encoding) -> bool | None:
         """Add a track to the feed of its box. Returns True if it follows the feed now, False if it is behind
@@ -118,7 +118,7 @@ class Feeds:
         if feed is not None:
             feed.tracks.pop(track, None)
 
-    def note_delivery(self, box: str, page: Page, count: int) -> None:
+    def note_delivery(self, box: str, page: EncodedPage, count: int) -> None:
         """Note that a live page was delivered to `count` watchers."""
         self.pages_delivered += count
         if page.record and page.reaches_head:
@@ -177,7 +177,7 @@ class Feed:
         finally:
             self._feeds.remove(self)
 
-    async def _deliver(self, page: Page) -> None:
+    async def _deliver(self, page: EncodedPage) -> None:
         tracks = self.tracks
         count = 0
         for track, follower in list(tracks.items()):

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import orjson
 
 from gateway.watch import cursors
-from gateway.watch.page import OTHER_GENERATION, Page, Place
+from gateway.watch.page import OTHER_GENERATION, EncodedPage, Place
 
 
-class Event(NamedTuple):
+class MergedEvent(NamedTuple):
     name: bytes
     data: bytes
     #: The cursor of the whole stream after this event.
@@ -56,10 +56,10 @@ class Track:
         state = "dropped" if self.is_dropped else "live" if self.is_live else "backlog"
         return f"<Track {self.box} at {self.place.seq}, {state}>"
 
-    def continues_with(self, page: Page) -> bool:
+    def continues_with(self, page: EncodedPage) -> bool:
         return page.was == self.place
 
-    def has_passed(self, page: Page) -> bool:
+    def has_passed(self, page: EncodedPage) -> bool:
         """Return True if this track has already delivered everything in the page."""
         return page.place.generation == self.place.generation and page.place.seq <= self.place.seq
 
@@ -95,39 +95,39 @@ class Merge:
         track.not_before_s = not_before_s
         self._turns.append(track)
 
-    def go_live(self, track: Track) -> list[Event]:
+    def go_live(self, track: Track) -> list[MergedEvent]:
         track.is_live = True
         if track.place.is_gone:
             return []
         head = orjson.dumps({"box": track.box, "head_seq": track.head_seq})
-        return [Event(b"caught-up", head, self.id())]
+        return [MergedEvent(b"caught-up", head, self.id())]
 
     # -- pages
 
-    def take(self, track: Track, page: Page) -> list[Event]:
+    def take(self, track: Track, page: EncodedPage) -> list[MergedEvent]:
         """Move the track over the page. Returns the events for the client."""
         assert track.continues_with(page), "EXACT"
         if page.tombstone is None and page.record and self.is_single:
             track.place, track.head_seq, track.at_connect = page.place, page.head_seq, False
-            return [Event(b"record", page.record, b"", is_shared=True)]
-        events: list[Event] = []
+            return [MergedEvent(b"record", page.record, b"", is_shared=True)]
+        events: list[MergedEvent] = []
         if page.tombstone is not None:
             track.place = Place(page.start_seq, page.place.generation)
             data = page.tombstone_json(at_connect=track.at_connect)
-            events.append(Event(b"tombstone", data, self.id()))
+            events.append(MergedEvent(b"tombstone", data, self.id()))
         track.place, track.head_seq, track.at_connect = page.place, page.head_seq, False
         if page.record:
-            events.append(Event(b"record", page.record, self.id()))
+            events.append(MergedEvent(b"record", page.record, self.id()))
         return events
 
-    def note_delete(self, track: Track) -> list[Event]:
+    def note_delete(self, track: Track) -> list[MergedEvent]:
         """Note that the box was deleted. The track waits until it is created again. Returns the events."""
         if track.place.is_gone:
             return []
         track.place = track.place._replace(is_gone=True)
         track.at_connect = False
         data = {"box": track.box, "head_seq": track.head_seq, "reason": "deleted"}
-        return [Event(b"box-deleted", orjson.dumps(data), self.id())]
+        return [MergedEvent(b"box-deleted", orjson.dumps(data), self.id())]
 
     def drop(self, track: Track) -> None:
         track.is_live = False

@@ -55,7 +55,7 @@ class Encoding(NamedTuple):
         )
 
 
-class Page:
+class EncodedPage:
     """From one place to the next. `record` is the JSON of the records, b"" when there are none to show."""
 
     __slots__ = (

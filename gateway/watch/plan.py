@@ -29,7 +29,7 @@ _decode_body = msgspec.json.Decoder(WatchBody).decode
 Start = cursors.CursorEntry | None
 
 
-class Plan(msgspec.Struct, frozen=True):
+class WatchPlan(msgspec.Struct, frozen=True):
     starts: dict[str, Start]
     encoding: Encoding
     heartbeat_ms: int
@@ -38,7 +38,7 @@ class Plan(msgspec.Struct, frozen=True):
 WATCH_FIELDS = frozenset(WatchBody.__struct_encode_fields__)
 
 
-def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
+def plan_of_body(body: bytes, node_bytes_max: int) -> WatchPlan:
     request: WatchBody = decode_json(_decode_body, body or b"{}")
     if not 1 <= len(request.boxes) <= WATCHED_BOXES_MAX:
         raise InvalidRequest(
@@ -59,10 +59,10 @@ def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
             else cursors.from_map(cursor, "cursor")
         )
         starts.update({box: entry for box, entry in entries.items() if box in starts})
-    return Plan(starts, _encoding(request, node_bytes_max), _heartbeat(request.heartbeat_ms))
+    return WatchPlan(starts, _encoding(request, node_bytes_max), _heartbeat(request.heartbeat_ms))
 
 
-def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_max: int) -> Plan:
+def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_max: int) -> WatchPlan:
     """Return the plan of a one-step watch. A browser sends its cursor in `Last-Event-ID`."""
     check_readable_name(box)
     params = Query(query)
@@ -89,7 +89,7 @@ def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_ma
     start: Start = None if tail else cursors.CursorEntry(from_seq or 0)
     if last_event_id:
         start = cursors.decode_untrusted(last_event_id, "last-event-id").get(box, start)
-    return Plan({box: start}, _encoding(options, node_bytes_max), _heartbeat(options.heartbeat_ms))
+    return WatchPlan({box: start}, _encoding(options, node_bytes_max), _heartbeat(options.heartbeat_ms))
 
 
 def _heartbeat(asked_ms: int) -> int:

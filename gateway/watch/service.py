@@ -33,9 +33,9 @@ from gateway.watch.cursors import Cursor
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Merge, Track
 from gateway.watch.page import OTHER_GENERATION, Encoding, Place
-from gateway.watch.plan import Plan
+from gateway.watch.plan import WatchPlan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
-from gateway.watch.stream import STALL_S, EventEncoder, SseEncoder, Stream
+from gateway.watch.stream import STALL_S, EventEncoder, SseEncoder, Subscription
 from streams.protocol import wire
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.errors import (
@@ -151,7 +151,7 @@ class Watch:
 
     # -- boxes
 
-    async def view_boxes(self, plan: Plan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxView]:
+    async def view_boxes(self, plan: WatchPlan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxView]:
         """Return the current state of every box of the plan. Raises `BoxNotFound` for a missing box;
         `lenient` drops it, unless none remains. Waits up to `wait_s` for shards that restart."""
         views: dict[str, BoxView | StreamsError] = {}
@@ -190,7 +190,7 @@ class Watch:
 
     # -- bodies
 
-    async def create_session(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> str:
+    async def create_session(self, plan: WatchPlan, views: dict[str, BoxView], key: Key | None = None) -> str:
         boxes = {box: SavedTrack(*_place_in(plan, box, view), view.head_seq) for box, view in views.items()}
         state = SessionState(
             boxes=boxes,
@@ -237,13 +237,13 @@ class Watch:
         generations: dict[str, int] = {}
         boxes = session.merge.boxes_of_other_generations(cursor) if session.was_cut_off else []
         if boxes:
-            plan = Plan(dict.fromkeys(boxes), session.encoding, session.heartbeat_ms)
+            plan = WatchPlan(dict.fromkeys(boxes), session.encoding, session.heartbeat_ms)
             with suppress(BoxNotFound):  # when none of them is there
                 views = await self.view_boxes(plan, lenient=True, wait_s=OPEN_S_MAX)
                 generations = {box: view.generation for box, view in views.items()}
         session.merge.resume(cursor, may_advance=session.was_cut_off, generations=generations)
 
-    def open_stream(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
+    def open_stream(self, plan: WatchPlan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
         """Open a stream without a session."""
         slot = self.take_slot(key)
         merge = merge_of(plan, views)
@@ -258,8 +258,8 @@ class Watch:
         encoder: EventEncoder | None = None,
         turn: trio.Lock | None = None,
         owner: str = EVERYONE,
-    ) -> Stream:
-        return Stream(
+    ) -> Subscription:
+        return Subscription(
             self.feeds,
             merge,
             encoding,
@@ -278,7 +278,7 @@ class Watch:
 class PlainBody:
     """A one-step watch (v0 §7.4), without a session."""
 
-    def __init__(self, watch: Watch, stream: Stream, slot: Slot) -> None:
+    def __init__(self, watch: Watch, stream: Subscription, slot: Slot) -> None:
         self.stream = stream
         self._watch = watch
         self._slot = slot
@@ -297,7 +297,7 @@ class PlainBody:
 class SessionBody(PlainBody):
     """The open stream of a session. It saves its cursors every `_SAVE_EVERY_S` seconds and at its end."""
 
-    def __init__(self, watch: Watch, stream: Stream, slot: Slot, session: Session) -> None:
+    def __init__(self, watch: Watch, stream: Subscription, slot: Slot, session: Session) -> None:
         super().__init__(watch, stream, slot)
         self.session = session
         self.on_session_close = trio.Event()
@@ -351,18 +351,18 @@ def _check_owner(session: Session, key: Key | None) -> None:
         key.grant.require_name(box, "wid")
 
 
-def starts_in(plan: Plan, views: dict[str, BoxView]) -> dict[str, WatchedBox]:
+def starts_in(plan: WatchPlan, views: dict[str, BoxView]) -> dict[str, WatchedBox]:
     return {
         box: WatchedBox(_place_in(plan, box, view).seq, view.head_seq, view.earliest_seq)
         for box, view in views.items()
     }
 
 
-def merge_of(plan: Plan, views: dict[str, BoxView]) -> Merge:
+def merge_of(plan: WatchPlan, views: dict[str, BoxView]) -> Merge:
     return Merge(Track(box, _place_in(plan, box, view), view.head_seq) for box, view in views.items())
 
 
-def _place_in(plan: Plan, box: str, view: BoxView) -> Place:
+def _place_in(plan: WatchPlan, box: str, view: BoxView) -> Place:
     start = plan.starts[box]
     if start is None:
         return Place(view.head_seq, view.generation)

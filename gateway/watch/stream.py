@@ -26,8 +26,8 @@ from gateway.requests.errors import STATUS_OF
 from gateway.requests.request import ClientStalled, Sink
 from gateway.requests.unsent_charge import UnsentCharge
 from gateway.watch.feeds import Feeds
-from gateway.watch.merge import Event, Merge, Track
-from gateway.watch.page import Encoding, Page
+from gateway.watch.merge import Merge, MergedEvent, Track
+from gateway.watch.page import EncodedPage, Encoding
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
 
 log = structlog.get_logger()
@@ -72,7 +72,7 @@ class SseEncoder:
         return sse.heartbeat(self._now_ms())
 
 
-class Stream:
+class Subscription:
     def __init__(
         self,
         feeds: Feeds,
@@ -115,7 +115,7 @@ class Stream:
                 self._ending = self._encoder.error(410, "gone", message, [])
             self._awake.set()
 
-    def on_page(self, track: Track, page: Page) -> bool:
+    def on_page(self, track: Track, page: EncodedPage) -> bool:
         sink = self._sink
         assert sink is not None
         if track.has_passed(page) and not track.continues_with(page):
@@ -153,11 +153,11 @@ class Stream:
         self._sink.put(text)
         self._put_at_s = trio.current_time()
 
-    def _put_events(self, events: list[Event]) -> None:
+    def _put_events(self, events: list[MergedEvent]) -> None:
         for name, data, id, _ in events:
             self._put(self._encoder.event(name, data, id))
 
-    def _put_page(self, track: Track, page: Page) -> bool:
+    def _put_page(self, track: Track, page: EncodedPage) -> bool:
         """Put the events of a page. Returns True if other streams share the same bytes."""
         events = self.merge.take(track, page)
         if len(events) == 1 and events[0].is_shared:
@@ -224,7 +224,7 @@ class Stream:
 
     async def _read(self, track: Track, unread: UnsentCharge) -> None:
         """Read one page of a box's backlog. At the end of the backlog the track joins the feed."""
-        page: Page | None = None
+        page: EncodedPage | None = None
         try:
             with trio.move_on_after(_READ_S_MAX):
                 await unread.reserve(self._encoding.max_bytes)

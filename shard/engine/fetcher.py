@@ -33,7 +33,7 @@ from shard.engine.cache import PayloadCache
 from shard.engine.committer import Post
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt
-from shard.storage.segments.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
@@ -173,7 +173,7 @@ class Fetcher:
     def _read(self, segment: Segment, at: int, bytes_max: int) -> None:
         try:
             batches = self._store.read(Name.of(segment), at, bytes_max=bytes_max)
-        except (Corrupt, Unreachable) as error:
+        except (Corrupt, ColdStoreUnreachable) as error:
             self._post(self._on_read_error, segment, at, error)
             return
         self._post(self._on_read, segment, at, batches)
@@ -183,7 +183,7 @@ class Fetcher:
         try:
             for segment in segments:
                 matches.append((segment, self._store.find_tags(Name.of(segment), match)))
-        except (Corrupt, Unreachable) as error:
+        except (Corrupt, ColdStoreUnreachable) as error:
             self._post(self._on_tags_error, segments, error, on_fetched)
             return
         self._post(self._on_tags_found, matches, match, on_fetched)
@@ -236,7 +236,7 @@ class Fetcher:
             if box is None or segment not in box.log.segments:
                 return None
         box = self._machine.generations[segments[0].generation]
-        if isinstance(error, Unreachable):
+        if isinstance(error, ColdStoreUnreachable):
             log.warning("cannot read from the cold store", box=box.name, reason=str(error))
             return ColdStoreUnavailable(
                 f"records of box {box.name!r} are in the cold store, which does not answer; nothing is lost, "

@@ -43,7 +43,7 @@ from shard.storage import object_log
 from shard.storage.cold import ColdError, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.object_log import ChainName, LogName
-from shard.storage.segments.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore
 from shard.transfer import object_chains
 from shard.transfer.backup import ShardSource
 from shard.transfer.boxes import Parts, parts_of
@@ -230,7 +230,7 @@ class ObjectUploader:
         try:
             # A stop of the shard does not wait for it: every operation may be repeated.
             await trio.to_thread.run_sync(work, abandon_on_cancel=True)
-        except (ColdError, Unreachable, Corrupt, OSError) as error:
+        except (ColdError, ColdStoreUnreachable, Corrupt, OSError) as error:
             if not self._is_unreachable:
                 log.warning("an object store operation failed, retrying", what=what, error=str(error))
             self._is_unreachable = True

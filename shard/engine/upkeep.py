@@ -48,7 +48,7 @@ from shard.engine.compaction import copy_input, find_superseded
 from shard.storage.faults import Faults
 from shard.storage.files import NO_SPACE, Corrupt
 from shard.storage.retention import Pins
-from shard.storage.segments.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore
 from streams.protocol.model.records import Batch
 
 log = structlog.get_logger()
@@ -259,7 +259,7 @@ class Upkeep:
         try:
             await self._in_thread(self._store.remove_unnamed, needed_names, cold)
             self.must_sweep_again = False
-        except Unreachable as error:
+        except ColdStoreUnreachable as error:
             self.must_sweep_again = True
             log.warning("cannot delete segments in the cold store, retrying later", reason=str(error))
 
@@ -331,7 +331,7 @@ class Upkeep:
         while True:
             try:
                 chunk = await self._in_thread(next, chunks, None)
-            except Unreachable as error:  # a part of the box is in a cold store that does not answer
+            except ColdStoreUnreachable as error:  # a part of the box is in a cold store that does not answer
                 log.warning(
                     "cannot compact a box: the cold store does not answer", box=box.name, reason=str(error)
                 )
@@ -355,7 +355,7 @@ class Upkeep:
         name = Name.of(segment)
         try:
             await self._in_thread(self._store.copy_to_cold, name)
-        except Unreachable as error:
+        except ColdStoreUnreachable as error:
             self._cold_again_at = monotonic() + _COLD_PAUSE_S
             log.warning("cannot copy segments to the cold store, retrying later", reason=str(error))
             return

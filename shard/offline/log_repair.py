@@ -28,7 +28,7 @@ from shard.offline.repair_findings import CannotRepair, Findings, Loss
 from shard.offline.segment_repair import SegmentRepair
 from shard.storage import frames
 from shard.storage.files import Corrupt, DiskLike
-from shard.storage.salvage import Gap, salvage
+from shard.storage.salvage import FrameGap, salvage
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import Frame, Wal
 
@@ -85,7 +85,7 @@ class LogRepair:
             if is_hydrating and (isinstance(item, Frame) or item.first_lsn > snapshot_lsn):
                 is_hydrating = False
                 self._settle(facts_of, batch_boxes, missing_segments)
-            if isinstance(item, Gap):
+            if isinstance(item, FrameGap):
                 self._findings.notes.append(f"{item.path} at byte {item.offset}: {item.reason}")
                 if item.last_lsn > snapshot_lsn:
                     self._skip_gap(item)
@@ -161,7 +161,7 @@ class LogRepair:
 
     # -- after the snapshot
 
-    def _skip_gap(self, gap: Gap) -> None:
+    def _skip_gap(self, gap: FrameGap) -> None:
         """Handle missing frames: the counts in later frames are not trusted any more."""
         self._knows_all_segments = False
         self.suspect_boxes.update(self.machine.generations)
@@ -172,7 +172,7 @@ class LogRepair:
             self._lose_batch(frames.read_claim(guess.kind, guess.content), gap.bytes)
         self.machine.lsn = gap.last_lsn
 
-    def _lose_batch(self, claim: frames.BatchClaim | None, size: int) -> None:
+    def _lose_batch(self, claim: frames.DamagedBatch | None, size: int) -> None:
         """Handle one damaged frame that holds a batch, or uses up seqs in another way.
 
         A flipped bit in its front has been repaired (`storage/salvage.py`), so a generation there is trusted.

@@ -64,7 +64,7 @@ class NotEnoughSpace(Exception):
     """The disk has not enough space; nothing was changed."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ReshardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The request of the supervisor."""
 
     data_dir: str
@@ -94,14 +94,16 @@ class ReshardResult(NamedTuple):
 
 
 def reshard(
-    disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report = lambda ratio: None
+    disk: DiskLike, plan: ReshardPlan, *, boot_id: str, now_ms: int, report: Report = lambda ratio: None
 ) -> ReshardResult:
     """Build all new folders from the old ones."""
     return _Reshard(disk, plan, boot_id=boot_id, now_ms=now_ms, report=report).run()
 
 
 class _Reshard:
-    def __init__(self, disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report) -> None:
+    def __init__(
+        self, disk: DiskLike, plan: ReshardPlan, *, boot_id: str, now_ms: int, report: Report
+    ) -> None:
         self._disk = disk
         self._plan = plan
         self._owners = plan.owners()
@@ -245,7 +247,7 @@ def main() -> int:
             last_ratio = ratio
             write_line(f"progress {ratio:.4f}")
 
-    plan = msgspec.json.decode(arguments.plan, type=Plan)
+    plan = msgspec.json.decode(arguments.plan, type=ReshardPlan)
     try:
         life = page_cache_id(plan.data_dir)
         result = reshard(Disk(), plan, boot_id=life, now_ms=now_ms(), report=report)

@@ -36,7 +36,7 @@ from shard.storage.segments.index import digest_of
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import FILE_BYTES
-from shard.transfer.backup import BadSignature, Pause, Target, check_sha256
+from shard.transfer.backup import BackupStore, BadSignature, Pause, check_sha256
 from shard.transfer.backup_manifest import Backup, BackupShard
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from shard.transfer.transaction_marks import MarkMerge, owners_of
@@ -62,7 +62,7 @@ class RestoreResult(NamedTuple):
     compacted_keys: int = 0
 
 
-def choose_backup(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
+def choose_backup(target: BackupStore, *, id: str = "", until_ms: int | None = None) -> str:
     """Return the id of the backup to restore: the requested one, else the oldest taken at or after the time,
     else the newest. Raises `LookupError` with the available ids."""
     ids = target.ids()
@@ -88,7 +88,7 @@ class RestoreJob:
     def __init__(
         self,
         disk: DiskLike,
-        target: Target,
+        target: BackupStore,
         backup: Backup,
         *,
         data_dir: str,

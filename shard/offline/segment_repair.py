@@ -21,7 +21,7 @@ from shard.offline.verify import name_of
 from shard.storage import segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segments.index import SegmentIndex
-from shard.storage.segments.store import Name, SegmentStore, Unreachable, segment_of
+from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore, segment_of
 from shard.storage.sources import FileSource, Source
 from streams.protocol.model.records import Batch
 
@@ -94,7 +94,7 @@ class SegmentRepair:
         """Return the index of the copy in the cold store; None if the store has no intact one."""
         try:
             return segments.open_segment(self._store.source_in_cold(name))
-        except Unreachable as trouble:
+        except ColdStoreUnreachable as trouble:
             raise CannotRepair(
                 f"{self._segments}/{name.file}: {reason}. Its copy in the cold store may be intact, "
                 f"but cannot be read ({trouble}). Repeat the repair when the store answers, and name it with "
@@ -197,7 +197,7 @@ class SegmentRepair:
             if next(segments.verify_segment(source), None) is None:
                 return
             bad = set(self._bad_batches(source, index))
-        except Unreachable as trouble:
+        except ColdStoreUnreachable as trouble:
             raise CannotRepair(f"{trouble}; repeat the repair when the cold store answers") from trouble
         if not bad:
             self._findings.notes.append(f"{path}: only index or tags were damaged; the segment was rewritten")
@@ -231,7 +231,7 @@ class SegmentRepair:
         assert index is not None, "a segment that cannot be opened is lost as a whole"
         try:
             return segments.read_batches(self._source_of(name, index), index, at, at)[0]
-        except Unreachable as trouble:
+        except ColdStoreUnreachable as trouble:
             raise CannotRepair(f"{trouble}; it is needed to find the live records") from trouble
 
     def _give_up(self, name: Name) -> None:
@@ -241,7 +241,7 @@ class SegmentRepair:
             return  # the stub is rewritten, or the copy was not examined, or there is none
         try:
             self._store.source_in_cold(name)
-        except (Unreachable, Corrupt):
+        except (ColdStoreUnreachable, Corrupt):
             return
         self.stubs_to_drop.append(name.stub)
 

@@ -19,7 +19,7 @@ from shard.core.machine import Machine
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segments.index import digest_of
-from shard.storage.segments.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
 from shard.storage.wal import Wal
@@ -88,7 +88,7 @@ def verify_shard(disk: DiskLike, scope: Scope) -> VerifyResult:
     for name in names:
         try:
             segment_bytes, segment_problems = _verify_segment(disk, scope, name)
-        except Unreachable as trouble:  # further calls would take as long
+        except ColdStoreUnreachable as trouble:  # further calls would take as long
             unread, scope = str(trouble), scope._replace(with_cold=False)
             continue
         size += segment_bytes

@@ -40,7 +40,7 @@ _STEP_SEGMENTS = 64
 OpenSegment = Callable[[int, SegmentFacts], Segment]
 
 
-class Progress(NamedTuple):
+class RecoveryProgress(NamedTuple):
     done_bytes: int
     total_bytes: int
 
@@ -62,7 +62,7 @@ class RecoverySummary(NamedTuple):
 
 def recover(
     machine: Machine, wal: Wal, snapshots: Snapshots, open_segment: OpenSegment, *, settles: bool = True
-) -> Iterator[Progress | RecoverySummary]:
+) -> Iterator[RecoveryProgress | RecoverySummary]:
     """Recover a machine. Yields its progress, and at last a summary. Afterwards the log is open for writing.
     With `settles=False` nothing is written, and the log stays read-only."""
     snapshot = snapshots.load_newest()
@@ -78,7 +78,7 @@ def recover(
         for number, (owner, facts) in enumerate(references.segments):
             owner.log.attach(open_segment(owner.generation, facts), facts.dead)
             if number % _STEP_SEGMENTS == 0:
-                yield Progress(0, 1)
+                yield RecoveryProgress(0, 1)
     for frame in wal.scan_retained():
         if frame.lsn in missing_chunks:
             missing_chunks.remove(frame.lsn)
@@ -114,7 +114,7 @@ def recover(
         since_bytes += size
         if since_frames >= _STEP_FRAMES or since_bytes >= _STEP_BYTES:
             since_frames = since_bytes = 0
-            yield Progress(read_bytes, max(wal.total_bytes, read_bytes))
+            yield RecoveryProgress(read_bytes, max(wal.total_bytes, read_bytes))
     if hydrating:
         _finish_hydration(machine, missing_batches.keys() | missing_chunks, wal)
     if settles:

@@ -231,7 +231,7 @@ def _decode_deleted(kind: int, content: memoryview) -> changes.RecordsDeleted:
     return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes, at_ms, groups)
 
 
-class BatchClaim(NamedTuple):
+class DamagedBatch(NamedTuple):
     """The batch that a damaged frame seems to hold. Any of its numbers may be the damaged one."""
 
     generation: int
@@ -246,7 +246,7 @@ class BatchClaim(NamedTuple):
     is_kept: bool
 
 
-def read_claim(kind: int, content: memoryview) -> BatchClaim | None:
+def read_claim(kind: int, content: memoryview) -> DamagedBatch | None:
     """Read the batch claim of a damaged frame; None if its kind holds no batch, or it is too short."""
     at = behind_loss = 0
     try:
@@ -265,7 +265,7 @@ def read_claim(kind: int, content: memoryview) -> BatchClaim | None:
         first_seq, records, is_sure = Batch.peek(content[at:])
     except struct.error:
         return None
-    return BatchClaim(
+    return DamagedBatch(
         generation,
         first_seq_taken=first_seq - behind_loss,
         records=records,

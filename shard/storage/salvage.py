@@ -48,7 +48,7 @@ _FRONT_BYTES = 112
 _FILE_BYTES_MAX = 1 << 30
 
 
-class Gap(NamedTuple):
+class FrameGap(NamedTuple):
     """Where frames first_lsn..last_lsn should be. `last_lsn` is 0 if the number of frames is unknown."""
 
     path: str
@@ -74,7 +74,7 @@ class _Newest(NamedTuple):
     data: bytes
 
 
-def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
+def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | FrameGap]:
     """Yield all intact frames of a log in order, and the gaps between them."""
     numbers = sorted(
         number
@@ -101,7 +101,7 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
         except Corrupt as damage:
             # The number is in the file's name, and the lsns are in its frames: a bad header loses nothing.
             if not next_lsn:
-                yield Gap(path, 0, HEADER_BYTES, 0, 0, damage.reason)
+                yield FrameGap(path, 0, HEADER_BYTES, 0, 0, damage.reason)
         bad_at: int | None = None
         #: End of the latest damage: the next frame or marker.
         bad_until: int | None = None
@@ -130,7 +130,7 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
                 until = frame.offset if bad_until is None else bad_until
                 guess = _guess(data, at, number, next_lsn, until=until)
                 reason = f"the frame of lsn {next_lsn} is not valid"
-                yield Gap(path, at, until - at, next_lsn, frame.lsn - 1, reason, guess)
+                yield FrameGap(path, at, until - at, next_lsn, frame.lsn - 1, reason, guess)
             yield frame
             next_lsn = frame.lsn + 1
             bad_at = bad_until = None
@@ -153,7 +153,7 @@ def _salvage_tail(
     reason: str,
     *,
     until: int | None = None,
-) -> Iterator[Frame | Gap]:
+) -> Iterator[Frame | FrameGap]:
     """Yield the frame repaired from the end of a file, and the gap after it.
 
     `end` is the end of the last intact frame. Without the file nothing is known about the gap. The missing
@@ -162,7 +162,7 @@ def _salvage_tail(
     path, offset = end
     if file is None or path != file.path:
         size = _FILE_BYTES_MAX if file is None else len(file.data)
-        yield Gap(path, offset, size, next_lsn, last_lsn, reason)
+        yield FrameGap(path, offset, size, next_lsn, last_lsn, reason)
         return
     repaired_frame = _repair_frame(file.data, offset, file.number, next_lsn, until=None)
     if repaired_frame is not None:
@@ -173,13 +173,13 @@ def _salvage_tail(
     if next_lsn <= last_lsn:
         gap_bytes = (len(file.data) if until is None else until) - offset
         guess = _guess(file.data, offset, file.number, next_lsn, until=None)
-        yield Gap(path, offset, max(0, gap_bytes), next_lsn, last_lsn, reason, guess)
+        yield FrameGap(path, offset, max(0, gap_bytes), next_lsn, last_lsn, reason, guess)
 
 
-def _note_repair(path: str, frame: Frame) -> Gap:
+def _note_repair(path: str, frame: Frame) -> FrameGap:
     """Return a gap without frames that reports a repaired frame."""
     reason = f"the frame of lsn {frame.lsn} was damaged; it was repaired, and its checksum is right"
-    return Gap(path, frame.offset, 0, 0, 0, reason)
+    return FrameGap(path, frame.offset, 0, 0, 0, reason)
 
 
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:

@@ -89,7 +89,7 @@ class BackupResult(NamedTuple):
     copied_bytes: int
 
 
-class Target:
+class BackupStore:
     """A store with backups."""
 
     def __init__(

@@ -23,7 +23,7 @@ from shard.storage import object_log
 from shard.storage.cold import ColdStore
 from shard.storage.files import DiskLike
 from shard.storage.object_log import ChainName, LogName
-from shard.transfer.backup import Target
+from shard.transfer.backup import BackupStore
 from shard.transfer.backup_manifest import Backup
 from shard.transfer.transaction_marks import owners_of
 from streams.protocol.model.slots import SLOTS
@@ -70,9 +70,9 @@ def list_chains(store: ColdStore, root: str = object_log.ROOT) -> list[ChainObje
     return [chains[name] for name in sorted(chains)]
 
 
-def target_of(store: ColdStore, disk: DiskLike, chain: ChainName) -> Target:
+def target_of(store: ColdStore, disk: DiskLike, chain: ChainName) -> BackupStore:
     """Return the backup target that holds the bases of a chain."""
-    return Target(store, disk, root=chain.root)
+    return BackupStore(store, disk, root=chain.root)
 
 
 def load_bases(store: ColdStore, disk: DiskLike, chains: Iterable[ChainObjects]) -> list[RestorableChain]:

@@ -21,7 +21,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import LINE_BYTES_MAX, decode_text, match_of, warn_about_gap
-from streams.cli.verbs import Target, example, server_options
+from streams.cli.verbs import ServerTarget, example, server_options
 
 _PAGE_BYTES: Final = 8 << 20
 _WRITE_BYTES: Final = 4 << 20
@@ -50,7 +50,7 @@ _TAIL_BYTES: Final = 4 << 20
 @click.option("--match", metavar="TAG", help="Only records with this tag; `user-*` matches a prefix.")
 @server_options
 def export(
-    target: Target, box: str, path: Path | None, resume: bool, from_seq: int, match: str | None
+    target: ServerTarget, box: str, path: Path | None, resume: bool, from_seq: int, match: str | None
 ) -> None:
     """Write the records of BOX, one JSON object per line, up to its current end."""
     if resume and path is None:
@@ -142,7 +142,9 @@ def _last_seq(file: IO[bytes]) -> int:
 @click.option("--keep-ts", is_flag=True, help="Keep the times of the records; the box must accept them.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted import of this file into this box.")
 @server_options
-def import_(target: Target, box: str, source: str, data_only: bool, keep_ts: bool, resume: bool) -> None:
+def import_(
+    target: ServerTarget, box: str, source: str, data_only: bool, keep_ts: bool, resume: bool
+) -> None:
     """Append the lines of SOURCE (`-` for standard input) to BOX, in order, each exactly once."""
     if source == "-":
         if resume:

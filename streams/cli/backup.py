@@ -15,7 +15,7 @@ from streams.cli.verbs import example
 from streams.config import Config, ConfigError, load
 
 if TYPE_CHECKING:
-    from shard.transfer.backup import Target, Verify
+    from shard.transfer.backup import BackupStore, Verify
     from shard.transfer.backup_manifest import Backup
 
 
@@ -68,7 +68,7 @@ def load_config(**flags: str | None) -> Config:
 
 
 @contextmanager
-def open_backups(target: str, *, hint: str, verify: Verify | None = None) -> Iterator[Target]:
+def open_backups(target: str, *, hint: str, verify: Verify | None = None) -> Iterator[BackupStore]:
     """Open a backup target, and turn its failures into messages.
 
     `hint` is the next step if a file in the target is damaged. `verify` checks the signature of a backup
@@ -76,12 +76,12 @@ def open_backups(target: str, *, hint: str, verify: Verify | None = None) -> Ite
     """
     from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
     from shard.storage.files import Corrupt, Disk
-    from shard.storage.segments.store import Unreachable
-    from shard.transfer.backup import BadSignature, Target
+    from shard.storage.segments.store import ColdStoreUnreachable
+    from shard.transfer.backup import BackupStore, BadSignature
 
     disk = Disk()
     try:
-        backups = Target(open_cold(target, disk), disk, verify=verify)
+        backups = BackupStore(open_cold(target, disk), disk, verify=verify)
     except ColdConfigError as error:
         raise output.Refusal(str(error).replace("the cold store", "the backup target")) from error
     try:
@@ -91,7 +91,7 @@ def open_backups(target: str, *, hint: str, verify: Verify | None = None) -> Ite
             f"{target} cannot be used now ({error.name or 'its listing'}: {error.reason}). Check the "
             "address and, for an object store, the credentials in the environment; then repeat the command"
         ) from error
-    except Unreachable as error:
+    except ColdStoreUnreachable as error:
         raise output.BusyRefusal(
             f"{error}. This is the cold store of the server; repeat the command when it is reachable"
         ) from error
@@ -118,7 +118,7 @@ def open_backups(target: str, *, hint: str, verify: Verify | None = None) -> Ite
 
 
 def _take(
-    backups: Target, config: Config, keep: int | None, sign_key: Path | None, rate: int, as_json: bool
+    backups: BackupStore, config: Config, keep: int | None, sign_key: Path | None, rate: int, as_json: bool
 ) -> None:
     from streams.cli.shardfolders import open_sources
     from streams.cli.signing import load_signer
@@ -163,7 +163,7 @@ def _write_note(config: Config, backup: Backup) -> None:
         )
 
 
-def _prune(backups: Target, keep: int, new_id: str) -> list[str]:
+def _prune(backups: BackupStore, keep: int, new_id: str) -> list[str]:
     from shard.storage.files import Corrupt
 
     try:
@@ -176,7 +176,7 @@ def _prune(backups: Target, keep: int, new_id: str) -> list[str]:
         ) from damage
 
 
-def _list(backups: Target, as_json: bool) -> int:
+def _list(backups: BackupStore, as_json: bool) -> int:
     """List the intact backups, and warn about damaged ones."""
     from shard.storage.files import Corrupt
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
-from streams.cli.verbs import MILLIS, Target, example, server_options
+from streams.cli.verbs import MILLIS, ServerTarget, example, server_options
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
@@ -36,7 +36,7 @@ _EVENT = {
 )
 @click.option("--direct", is_flag=True, help="Also test a direct writer (only on the server's machine).")
 @server_options
-def command(target: Target, for_ms: int, durability: str, direct: bool) -> None:
+def command(target: ServerTarget, for_ms: int, durability: str, direct: bool) -> None:
     """Measure appends and reads on a temporary box, which is deleted at the end."""
     rows: list[dict[str, Any]] = []
     with target.client(is_patient=True) as client:

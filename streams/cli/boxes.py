@@ -9,7 +9,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import match_of
-from streams.cli.verbs import BYTES, MILLIS, Target, example, server_options, yes_option
+from streams.cli.verbs import BYTES, MILLIS, ServerTarget, example, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
@@ -74,7 +74,7 @@ def config_of(options: dict[str, Any]) -> dict[str, Any]:
 @click.command("ls")
 @click.argument("prefix", default="")
 @server_options
-def ls(target: Target, prefix: str) -> None:
+def ls(target: ServerTarget, prefix: str) -> None:
     """List the boxes whose names begin with PREFIX. Exit code 5 if there are none."""
     import msgspec
 
@@ -103,7 +103,7 @@ def command() -> None:
 @box_options
 @yes_option
 @server_options
-def create(target: Target, box: str, yes: bool, **options: Any) -> None:
+def create(target: ServerTarget, box: str, yes: bool, **options: Any) -> None:
     """Create BOX. If it exists already, change the given settings."""
     _put(target, box, config_of(options), yes=yes, must_exist=False)
 
@@ -114,7 +114,7 @@ def create(target: Target, box: str, yes: bool, **options: Any) -> None:
 @box_options
 @yes_option
 @server_options
-def edit(target: Target, box: str, yes: bool, **options: Any) -> None:
+def edit(target: ServerTarget, box: str, yes: bool, **options: Any) -> None:
     """Change settings of BOX, which must exist. A tighter cap or TTL deletes stored records: the command asks
     first."""
     config = config_of(options)
@@ -127,7 +127,7 @@ def edit(target: Target, box: str, yes: bool, **options: Any) -> None:
 _DELETING_SETTINGS: Final = ("ttl_ms", "cap_records", "cap_bytes", "compact")
 
 
-def _put(target: Target, box: str, config: dict[str, Any], *, yes: bool, must_exist: bool) -> None:
+def _put(target: ServerTarget, box: str, config: dict[str, Any], *, yes: bool, must_exist: bool) -> None:
     with target.client() as client:
         handle = client.box(box)
         if must_exist or any(name in config for name in _DELETING_SETTINGS):
@@ -160,7 +160,7 @@ def _tighter_limits(config: dict[str, Any], state: BoxState) -> list[str]:
 @command.command("show")
 @click.argument("box")
 @server_options
-def show(target: Target, box: str) -> None:
+def show(target: ServerTarget, box: str) -> None:
     """Show the position, size and settings of BOX."""
     import msgspec
 
@@ -178,7 +178,7 @@ def show(target: Target, box: str) -> None:
 @click.option("--if-empty", is_flag=True, help="Only if the box has no records.")
 @yes_option
 @server_options
-def rm(target: Target, box: str, if_empty: bool, yes: bool) -> None:
+def rm(target: ServerTarget, box: str, if_empty: bool, yes: bool) -> None:
     """Delete BOX with its records, groups and routers, permanently. Exit code 5 if it does not exist."""
     with target.client() as client:
         if not yes and (count := _count(client.box(box).state)) is not None:
@@ -206,7 +206,7 @@ def _count(state: Callable[[], Any]) -> int | None:
 @click.option("--keep", type=click.IntRange(0), metavar="COUNT", help="Delete all but the last COUNT seqs.")
 @yes_option
 @server_options
-def trim(target: Target, box: str, before_seq: int | None, keep: int | None, yes: bool) -> None:
+def trim(target: ServerTarget, box: str, before_seq: int | None, keep: int | None, yes: bool) -> None:
     """Delete the oldest records of BOX, permanently."""
     import msgspec
 
@@ -226,7 +226,7 @@ def trim(target: Target, box: str, before_seq: int | None, keep: int | None, yes
 @click.argument("box")
 @click.option("--match", metavar="TAG", help="Count records without this tag as missing.")
 @server_options
-def gaps(target: Target, box: str, match: str | None) -> None:
+def gaps(target: ServerTarget, box: str, match: str | None) -> None:
     """List the seqs of BOX that no longer have a record, with the reason: deleted, or the cause of a loss."""
     with target.client(is_patient=True) as client:
         rows = _merge_neighbours(_gaps(client.box(box), match))
@@ -274,7 +274,7 @@ def _merge_neighbours(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]
 @click.argument("token")
 @click.option("--if-token", help="Only if this is the current token.")
 @server_options
-def fence(target: Target, box: str, token: str, if_token: str | None) -> None:
+def fence(target: ServerTarget, box: str, token: str, if_token: str | None) -> None:
     """Fence BOX: from now on each append needs TOKEN. An empty TOKEN removes the fence."""
     with target.client() as client:
         client.box(box).fence(token, if_token=if_token)

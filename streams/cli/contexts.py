@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from streams.cli import output
-from streams.cli.contexts_file import LOCAL, Context, Contexts, load, save
+from streams.cli.contexts_file import LOCAL, Contexts, ServerContext, load, save
 from streams.cli.verbs import example, yes_option
 
 
@@ -51,7 +51,7 @@ def add(name: str, url: str, key: str, use: bool, as_json: bool) -> None:
     if not url.startswith(("http://", "https://")):
         raise output.Refusal(f"the URL {url!r} must start with http:// or https://")
     contexts = load()
-    contexts.by_name[name] = Context(url.rstrip("/"), key)
+    contexts.by_name[name] = ServerContext(url.rstrip("/"), key)
     if use:
         contexts.current = name
     save(contexts)

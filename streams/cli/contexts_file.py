@@ -15,7 +15,7 @@ LOCAL_URL = "http://127.0.0.1:4000"
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ServerContext:
     url: str
     key: str = ""
 
@@ -23,7 +23,7 @@ class Context:
 @dataclass(slots=True)
 class Contexts:
     current: str
-    by_name: dict[str, Context]
+    by_name: dict[str, ServerContext]
 
 
 def path() -> Path:
@@ -33,14 +33,14 @@ def path() -> Path:
 
 def load() -> Contexts:
     """Read the file of contexts. The context `local` always exists."""
-    contexts = {LOCAL: Context(LOCAL_URL)}
+    contexts = {LOCAL: ServerContext(LOCAL_URL)}
     try:
         text = path().read_bytes()
     except FileNotFoundError:
         return Contexts(LOCAL, contexts)
     try:
         document = json.loads(text)
-        contexts |= {name: Context(**fields) for name, fields in document["contexts"].items()}
+        contexts |= {name: ServerContext(**fields) for name, fields in document["contexts"].items()}
         current = str(document["current"])
     except (ValueError, KeyError, TypeError) as error:
         raise output.Refusal(
@@ -60,7 +60,7 @@ def save(contexts: Contexts) -> None:
     os.replace(temporary, target)
 
 
-def find(name: str | None) -> Context:
+def find(name: str | None) -> ServerContext:
     contexts = load()
     requested_name = name or contexts.current
     if requested_name not in contexts.by_name:

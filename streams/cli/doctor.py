@@ -24,7 +24,7 @@ import click
 
 from streams import __version__
 from streams.cli import output
-from streams.cli.verbs import Target, example, server_options
+from streams.cli.verbs import ServerTarget, example, server_options
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client
@@ -67,7 +67,7 @@ class ChecksFailed(click.ClickException):
     help="How long to wait for each check.",
 )
 @server_options
-def doctor(target: Target, timeout_s: float) -> None:
+def doctor(target: ServerTarget, timeout_s: float) -> None:
     """Check the server, from its address to its shards and disks, and print the next step for each problem.
 
     Changes nothing. Exit code 0 if everything is ok, 1 if something is wrong.
@@ -89,7 +89,7 @@ def doctor(target: Target, timeout_s: float) -> None:
         )
 
 
-def _rows(target: Target, timeout_s: float) -> Iterator[dict[str, Any]]:
+def _rows(target: ServerTarget, timeout_s: float) -> Iterator[dict[str, Any]]:
     for name, check in _CHECKS:
         rows = _run_check(name, check, target, timeout_s)
         yield from rows
@@ -97,7 +97,7 @@ def _rows(target: Target, timeout_s: float) -> Iterator[dict[str, Any]]:
             return  # every other check would fail in this way
 
 
-def _run_check(name: str, check: Check, target: Target, timeout_s: float) -> list[dict[str, Any]]:
+def _run_check(name: str, check: Check, target: ServerTarget, timeout_s: float) -> list[dict[str, Any]]:
     """Run a check on its own thread with its own client, and abandon it after `timeout_s`."""
     answers: queue.SimpleQueue[list[Finding] | dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_call_check(check, target)), daemon=True).start()
@@ -111,7 +111,7 @@ def _run_check(name: str, check: Check, target: Target, timeout_s: float) -> lis
     return [_row(finding.check or name, finding) for finding in findings]
 
 
-def _call_check(check: Check, target: Target) -> list[Finding] | dict[str, Any]:
+def _call_check(check: Check, target: ServerTarget) -> list[Finding] | dict[str, Any]:
     from streams.protocol.errors import StreamsError
 
     try:

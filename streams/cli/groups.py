@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from streams.cli import output
-from streams.cli.verbs import Target, example, server_options, yes_option
+from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 
 @click.group("group")
@@ -21,7 +21,7 @@ def command() -> None:
 @click.argument("box")
 @click.argument("prefix", default="")
 @server_options
-def ls(target: Target, box: str, prefix: str) -> None:
+def ls(target: ServerTarget, box: str, prefix: str) -> None:
     """List the groups of BOX. Exit code 5 if there are none."""
     import msgspec
 
@@ -36,7 +36,7 @@ def ls(target: Target, box: str, prefix: str) -> None:
 @click.argument("box")
 @click.argument("group")
 @server_options
-def show(target: Target, box: str, group: str) -> None:
+def show(target: ServerTarget, box: str, group: str) -> None:
     """Show the cursor of GROUP and its lag."""
     import msgspec
 
@@ -52,7 +52,7 @@ def show(target: Target, box: str, group: str) -> None:
 @click.argument("cursor", type=int)
 @click.option("--if-cursor", type=int, help="Only if this is the current cursor.")
 @server_options
-def commit(target: Target, box: str, group: str, cursor: int, if_cursor: int | None) -> None:
+def commit(target: ServerTarget, box: str, group: str, cursor: int, if_cursor: int | None) -> None:
     """Set the cursor of GROUP, and create GROUP if needed. `streams read --group` starts after the cursor."""
     with target.client() as client:
         client.box(box).group(group).commit(cursor, if_cursor=if_cursor)
@@ -65,7 +65,7 @@ def commit(target: Target, box: str, group: str, cursor: int, if_cursor: int | N
 @click.argument("group")
 @yes_option
 @server_options
-def rm(target: Target, box: str, group: str, yes: bool) -> None:
+def rm(target: ServerTarget, box: str, group: str, yes: bool) -> None:
     """Delete GROUP and its cursor. Exit code 5 if it does not exist."""
     with target.client() as client:
         output.confirm(f"Delete the group {group} of {box} and its cursor?", yes=yes)

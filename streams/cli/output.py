@@ -387,12 +387,12 @@ def _paint(text: str, **style: bool) -> str:
 # -- live output
 
 
-class Progress(Protocol):
+class AdvanceProgress(Protocol):
     def __call__(self, count: int) -> None: ...
 
 
 @contextmanager
-def progress(title: str, total: int | None, *, beside: IO[Any] | None = None) -> Iterator[Progress]:
+def progress(title: str, total: int | None, *, beside: IO[Any] | None = None) -> Iterator[AdvanceProgress]:
     """Show a progress bar on standard error if that is a terminal; `step(count)` advances it.
 
     Without a bar if `beside`, the file that is read or written meanwhile, is a terminal too: both would

@@ -6,8 +6,8 @@ import click
 
 from streams.cli import output
 from streams.cli.pipeline_options import (
-    Boxes,
-    Engine,
+    BoxSelection,
+    SparkOptions,
     boxes_option,
     dry_run_option,
     folder_path,
@@ -17,7 +17,7 @@ from streams.cli.pipeline_options import (
     spark_options,
 )
 from streams.cli.pipeline_session import show_result, spark_session
-from streams.cli.verbs import Target, example, server_options
+from streams.cli.verbs import ServerTarget, example, server_options
 
 
 @click.group("pipeline")
@@ -41,14 +41,14 @@ def command() -> None:
 @spark_options
 @server_options
 def archive(
-    target: Target,
-    boxes: Boxes,
+    target: ServerTarget,
+    boxes: BoxSelection,
     path: str,
     name: str,
     trim: bool,
     skip_gaps: bool,
     dry_run: bool,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> None:
     """Copy the new records of BOXES since the last run into Parquet files, by box and day."""
     from streams.spark.jobs.archive import archive as job
@@ -81,13 +81,13 @@ def archive(
 @spark_options
 @server_options
 def read_all(
-    target: Target,
+    target: ServerTarget,
     name: str,
     boxes: tuple[str, ...],
     path: str,
     format: str,
     dry_run: bool,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> None:
     """Write the records of the archive NAME and the newer records of its boxes to files, each exactly once.
 
@@ -122,7 +122,7 @@ def read_all(
 @spark_options
 @server_options
 def backfill(
-    target: Target,
+    target: ServerTarget,
     path: str,
     box: str | None,
     box_column: str | None,
@@ -132,7 +132,7 @@ def backfill(
     ts: str | None,
     name: str,
     dry_run: bool,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> None:
     """Append the rows of the files at PATH, each exactly once."""
     from streams.spark.jobs.backfill import backfill as job
@@ -175,8 +175,8 @@ def backfill(
 @spark_options
 @server_options
 def replay(
-    target: Target,
-    boxes: Boxes,
+    target: ServerTarget,
+    boxes: BoxSelection,
     to: str,
     where: str | None,
     from_seq: int | None,
@@ -188,7 +188,7 @@ def replay(
     name: str,
     skip_gaps: bool,
     dry_run: bool,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> None:
     """Copy the records of BOXES, each exactly once. A later run copies the records added since."""
     from streams.spark.jobs.replay import replay as job
@@ -234,8 +234,8 @@ def replay(
 @spark_options
 @server_options
 def rollup(
-    target: Target,
-    boxes: Boxes,
+    target: ServerTarget,
+    boxes: BoxSelection,
     to: str,
     window: str,
     sums: tuple[str, ...],
@@ -246,7 +246,7 @@ def rollup(
     checkpoint: str,
     skip_gaps: bool,
     dry_run: bool,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> None:
     """Aggregate the records of BOXES by time window. A later run adds the records that arrived since."""
     from streams.spark.jobs.rollup import rollup as job
@@ -284,13 +284,13 @@ def rollup(
 @spark_options
 @server_options
 def snapshot(
-    target: Target,
+    target: ServerTarget,
     box: str,
     trim: bool,
     keep_null: bool,
     skip_gaps: bool,
     dry_run: bool,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> None:
     """Write the newest record of each tag of BOX to BOX.snap, with the seq from which to continue reading."""
     from streams.spark.jobs.snapshot import snapshot as job
@@ -320,7 +320,7 @@ def snapshot(
 @dry_run_option
 @spark_options
 @server_options
-def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: Engine) -> None:
+def compact(target: ServerTarget, name: str, everything: bool, dry_run: bool, engine: SparkOptions) -> None:
     """Merge the small files of the archive NAME. `archive` does this automatically every 16 runs."""
     from streams.spark.jobs.archive_upkeep import compact as job
 
@@ -347,7 +347,7 @@ def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: 
 @dry_run_option
 @spark_options
 @server_options
-def vacuum(target: Target, name: str, hours: float, dry_run: bool, engine: Engine) -> None:
+def vacuum(target: ServerTarget, name: str, hours: float, dry_run: bool, engine: SparkOptions) -> None:
     """Delete the unused files that interrupted runs and merges left beside the archive NAME."""
     from streams.spark.jobs.archive_upkeep import vacuum as job
 
@@ -364,11 +364,11 @@ def vacuum(target: Target, name: str, hours: float, dry_run: bool, engine: Engin
 @spark_options
 @server_options
 def audit(
-    target: Target,
-    boxes: Boxes,
+    target: ServerTarget,
+    boxes: BoxSelection,
     archive: str | None,
     against: str | None,
-    engine: Engine,
+    engine: SparkOptions,
 ) -> int:
     """Check that no record of BOXES is missing or duplicated. Exit code 6 if a problem is found."""
     from streams.spark.jobs.audit import audit as job

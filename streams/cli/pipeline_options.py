@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Engine:
+class SparkOptions:
     """The Spark that runs a job, and its settings."""
 
     master: str | None
@@ -65,7 +65,7 @@ def spark_options(function: F) -> F:
         packages: tuple[str, ...],
         **more: Any,
     ) -> Any:
-        return function(*args, engine=Engine(master, remote, cores, conf, packages), **more)
+        return function(*args, engine=SparkOptions(master, remote, cores, conf, packages), **more)
 
     command: Any = with_engine
     for option in reversed(options):
@@ -73,7 +73,7 @@ def spark_options(function: F) -> F:
     return cast(F, command)
 
 
-class Boxes(NamedTuple):
+class BoxSelection(NamedTuple):
     """The boxes of a job: a list of names, or a name prefix."""
 
     names: tuple[str, ...]
@@ -87,7 +87,7 @@ def boxes_option(function: F) -> F:
     def with_boxes(*args: Any, boxes: tuple[str, ...], prefix: str | None, **more: Any) -> Any:
         if bool(boxes) == (prefix is not None):
             raise output.Refusal("name the boxes, either as BOXES or with --prefix, not both")
-        return function(*args, boxes=Boxes(boxes, prefix), **more)
+        return function(*args, boxes=BoxSelection(boxes, prefix), **more)
 
     command: Any = click.option(
         "--prefix", metavar="TEXT", help="Use all boxes whose names start with TEXT, instead of BOXES."

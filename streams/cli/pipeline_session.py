@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from streams.cli import output
-from streams.cli.pipeline_options import Engine
-from streams.cli.verbs import Target
+from streams.cli.pipeline_options import SparkOptions
+from streams.cli.verbs import ServerTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 
 
-class Server(TypedDict):
+class ServerArguments(TypedDict):
     """The server that a job uses, as keyword arguments of the job."""
 
     url: str
@@ -26,7 +26,9 @@ class Server(TypedDict):
 
 
 @contextmanager
-def spark_session(title: str, target: Target, engine: Engine) -> Iterator[tuple[SparkSession, Server]]:
+def spark_session(
+    title: str, target: ServerTarget, engine: SparkOptions
+) -> Iterator[tuple[SparkSession, ServerArguments]]:
     """Open a Spark session for the server. A bar shows the number of finished tasks, except with `--json`."""
     from pyspark.sql import SparkSession
 
@@ -63,7 +65,7 @@ def _ignore_progress(count: int) -> None:
     """Show no progress."""
 
 
-def _watch(spark: SparkSession, step: output.Progress, stop: threading.Event) -> None:
+def _watch(spark: SparkSession, step: output.AdvanceProgress, stop: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
     #: Finished tasks by stage. Stages stay, so one that ends between two polls is counted. Bounded by the
     #: number of stages of the job.
@@ -76,7 +78,7 @@ def _watch(spark: SparkSession, step: output.Progress, stop: threading.Event) ->
         step(sum(tasks_by_stage.values()))
 
 
-def show_result(result: Any, target: Target) -> None:
+def show_result(result: Any, target: ServerTarget) -> None:
     import msgspec
 
     output.show_facts(msgspec.to_builtins(result), as_json=target.as_json)

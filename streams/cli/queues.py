@@ -12,7 +12,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import present_fields
-from streams.cli.verbs import MILLIS, Target, example, server_options
+from streams.cli.verbs import MILLIS, ServerTarget, example, server_options
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
@@ -44,7 +44,9 @@ _seqs = click.argument("seqs", nargs=-1, type=int, required=True)
     "--wait", "wait_ms", type=MILLIS, default=0, help="Wait up to this long for a job; at most 30s."
 )
 @server_options
-def claim(target: Target, queue: str, node: str, max_jobs: int, lease_ms: int | None, wait_ms: int) -> None:
+def claim(
+    target: ServerTarget, queue: str, node: str, max_jobs: int, lease_ms: int | None, wait_ms: int
+) -> None:
     """Claim jobs and print them with the fields that `ack` needs. Exit code 5 if no job is ready."""
     with target.client() as client:
         handle = client.queue(queue)
@@ -56,7 +58,7 @@ def claim(target: Target, queue: str, node: str, max_jobs: int, lease_ms: int | 
 
 
 def _settle(
-    target: Target,
+    target: ServerTarget,
     queue: str,
     action: str,
     node: str,
@@ -86,7 +88,9 @@ def _settle(
 @_node
 @_leases
 @server_options
-def ack(target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
+def ack(
+    target: ServerTarget, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]
+) -> None:
     """Acknowledge jobs: they are done, and leave the queue."""
     _settle(target, queue, "ack", node, seqs, lease_ids)
 
@@ -100,7 +104,12 @@ def ack(target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids:
 @click.option("--delay", "delay_ms", type=MILLIS, default=0, help="Deliver them again after this long.")
 @server_options
 def nack(
-    target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
+    target: ServerTarget,
+    queue: str,
+    seqs: tuple[int, ...],
+    node: str,
+    lease_ids: tuple[str, ...],
+    delay_ms: int,
 ) -> None:
     """Return jobs to the queue, to be delivered again."""
     _settle(target, queue, "nack", node, seqs, lease_ids, delay_ms=delay_ms)
@@ -115,7 +124,12 @@ def nack(
 @click.option("--lease", "lease_ms", type=MILLIS, required=True, help="New length, from now.")
 @server_options
 def extend(
-    target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
+    target: ServerTarget,
+    queue: str,
+    seqs: tuple[int, ...],
+    node: str,
+    lease_ids: tuple[str, ...],
+    lease_ms: int,
 ) -> None:
     """Extend the leases of jobs."""
     _settle(target, queue, "extend", node, seqs, lease_ids, lease_ms=lease_ms)
@@ -131,7 +145,7 @@ def extend(
 @click.option("--drain", is_flag=True, help="Exit when no job is ready or running.")
 @server_options
 def work(
-    target: Target,
+    target: ServerTarget,
     queue: str,
     shell: str,
     concurrency: int,
@@ -193,7 +207,7 @@ def work(
     help="Maximum number of dead letters.",
 )
 @server_options
-def dead(target: Target, queue: str, limit: int) -> None:
+def dead(target: ServerTarget, queue: str, limit: int) -> None:
     """List the dead letters of QUEUE: jobs that reached `max_deliveries`. Exit code 5 if there are none."""
     with target.client() as client:
         box = client.queue(queue).config().dead_letter
@@ -238,7 +252,7 @@ def _dead_letters(box: Box, queue: str) -> Iterator[dict[str, Any]]:
 @click.option("--from", "from_box", help="Box with the dead letters (default: the queue's dead letter box).")
 @click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=100, show_default=True)
 @server_options
-def requeue(target: Target, queue: str, from_box: str | None, max_jobs: int) -> None:
+def requeue(target: ServerTarget, queue: str, from_box: str | None, max_jobs: int) -> None:
     """Move dead letters back into QUEUE, to be delivered again. Exit code 5 if there are none.
 
     `streams queue redrive` is an alias.

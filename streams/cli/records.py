@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from streams.cli import output
-from streams.cli.verbs import BYTES, MILLIS, Target, example, parse_json, server_options, yes_option
+from streams.cli.verbs import BYTES, MILLIS, ServerTarget, example, parse_json, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
@@ -54,7 +54,7 @@ _WAIT_MS: Final = 25_000
 @click.option("--linger", type=MILLIS, default=5, help="With -: longest delay of a record (default 5ms).")
 @server_options
 def append(
-    target: Target,
+    target: ServerTarget,
     box: str,
     data: tuple[str, ...],
     tag: str | None,
@@ -255,7 +255,7 @@ def match_of(text: str | None) -> str | list[str] | None:
 @filter_options
 @server_options
 def read(
-    target: Target,
+    target: ServerTarget,
     box: str,
     from_seq: int | None,
     since: int | None,
@@ -358,7 +358,7 @@ def warn_about_gap(box: str, tombstone: Any) -> None:
 @filter_options
 @server_options
 def tail(
-    target: Target,
+    target: ServerTarget,
     box: str,
     last: int,
     follow: bool,
@@ -395,7 +395,7 @@ def tail(
 @click.option("--data", "data_only", is_flag=True, help="Print only the data of each record.")
 @server_options
 def watch(
-    target: Target,
+    target: ServerTarget,
     boxes: tuple[str, ...],
     from_seq: int | None,
     limit: int | None,
@@ -448,7 +448,7 @@ def present_fields(item: Any) -> dict[str, Any]:
 @click.option("--before", "before_seq", type=int, help="Records before this seq.")
 @yes_option
 @server_options
-def delete(target: Target, box: str, match: str | None, before_seq: int | None, yes: bool) -> None:
+def delete(target: ServerTarget, box: str, match: str | None, before_seq: int | None, yes: bool) -> None:
     """Delete records of BOX, permanently. With both options, only records that match both."""
     import msgspec
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.supervise.manifest import Manifest
     from shard.offline.restore import RestoreResult
     from shard.storage.files import ConfinedDisk
-    from shard.transfer.backup import Target, Verify
+    from shard.transfer.backup import BackupStore, Verify
     from shard.transfer.backup_manifest import Backup
     from shard.transfer.object_chains import RestorableChain
     from streams.config import Config
@@ -145,7 +145,7 @@ def _verifier(path: Path, what: str | None) -> Verify:
     return load_verifier(path)
 
 
-def _find_objects(backups: Target) -> list[RestorableChain]:
+def _find_objects(backups: BackupStore) -> list[RestorableChain]:
     from shard.offline.restore_objects import find_chains
     from shard.storage.files import Disk
 
@@ -153,7 +153,7 @@ def _find_objects(backups: Target) -> list[RestorableChain]:
 
 
 def _restore_objects(
-    backups: Target,
+    backups: BackupStore,
     chains: list[RestorableChain],
     source: str,
     config: Config,
@@ -206,7 +206,7 @@ def _restore_objects(
         )
 
 
-def _load_backup(backups: Target, source: str, id: str, until_ms: int | None) -> Backup:
+def _load_backup(backups: BackupStore, source: str, id: str, until_ms: int | None) -> Backup:
     from shard.offline.restore import choose_backup
 
     try:
@@ -255,7 +255,7 @@ def _open_confined_disk(directory: DataDir) -> Iterator[ConfinedDisk]:
 
 
 def _restore(
-    backups: Target,
+    backups: BackupStore,
     backup: Backup,
     directory: DataDir,
     config: Config,
@@ -265,7 +265,7 @@ def _restore(
     from shard.offline.clock import now_ms
     from shard.offline.restore import RestoreJob
     from shard.recovery.page_cache import page_cache_id
-    from shard.transfer.backup import Target
+    from shard.transfer.backup import BackupStore
     from streams import progress
 
     manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
@@ -273,7 +273,7 @@ def _restore(
     with _open_confined_disk(directory) as disk, progress.show_progress("restore") as report:
         result = RestoreJob(
             disk,
-            Target(backups.store, disk),
+            BackupStore(backups.store, disk),
             backup,
             data_dir=str(directory.path),
             folders=list(manifest.directories),

@@ -6,7 +6,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import match_of
-from streams.cli.verbs import Target, example, server_options, yes_option
+from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 
 @click.group("router")
@@ -32,7 +32,7 @@ def command() -> None:
 @click.option("--allow-cycle", is_flag=True, help="Allow a cycle; a record is copied at most 16 times.")
 @server_options
 def add(
-    target: Target,
+    target: ServerTarget,
     router: str,
     source: str,
     dest: str,
@@ -66,7 +66,7 @@ def add(
 @click.option("--source", default="", help="Only routers from this box.")
 @click.option("--dest", default="", help="Only routers into this box.")
 @server_options
-def ls(target: Target, prefix: str, source: str, dest: str) -> None:
+def ls(target: ServerTarget, prefix: str, source: str, dest: str) -> None:
     """List the routers whose names begin with PREFIX. Exit code 5 if there are none."""
     columns = ("router", "source", "dest", "filter")
     with target.client() as client:
@@ -80,7 +80,7 @@ def ls(target: Target, prefix: str, source: str, dest: str) -> None:
 @command.command("show")
 @click.argument("router")
 @server_options
-def show(target: Target, router: str) -> None:
+def show(target: ServerTarget, router: str) -> None:
     """Show the settings and the progress of ROUTER."""
     import msgspec
 
@@ -94,7 +94,7 @@ def show(target: Target, router: str) -> None:
 @click.argument("router")
 @yes_option
 @server_options
-def rm(target: Target, router: str, yes: bool) -> None:
+def rm(target: ServerTarget, router: str, yes: bool) -> None:
     """Delete ROUTER. Existing copies stay. Exit code 5 if it does not exist."""
     with target.client() as client:
         output.confirm(f"Delete the router {router}?", yes=yes)

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from streams.cli import output
-from streams.cli.verbs import Target, example, server_options
+from streams.cli.verbs import ServerTarget, example, server_options
 
 if TYPE_CHECKING:
     from streams.protocol.messages.server_replies import GatewayStatus, ShardStatus
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @example("streams status")
 @click.command("status")
 @server_options
-def status(target: Target) -> None:
+def status(target: ServerTarget) -> None:
     """Show the server's address, version, pressure and contents, and the state of each process.
 
     Exit code 3 if a process does not serve.
@@ -94,7 +94,7 @@ def _process(
 @example("streams whoami", "streams whoami --json")
 @click.command("whoami")
 @server_options
-def whoami(target: Target) -> None:
+def whoami(target: ServerTarget) -> None:
     """Show the API key that this command uses: its id, scopes, prefixes, limits and usage."""
     with target.client() as client:
         key = client.whoami()

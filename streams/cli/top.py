@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from streams.cli import output
-from streams.cli.verbs import MILLIS, Target, example, server_options
+from streams.cli.verbs import MILLIS, ServerTarget, example, server_options
 
 _COLUMNS: Final = ("box", "type", "appends_per_s", "count", "bytes", "head_seq", "durability")
 
@@ -27,7 +27,7 @@ _COLUMNS: Final = ("box", "type", "appends_per_s", "count", "bytes", "head_seq",
     help="Number of boxes to show.",
 )
 @server_options
-def command(target: Target, prefix: str, every_ms: int, count: int | None, rows_max: int) -> None:
+def command(target: ServerTarget, prefix: str, every_ms: int, count: int | None, rows_max: int) -> None:
     """Show the boxes with the most appends per second, refreshed until Ctrl-C. Does not count as a read."""
     with target.client(is_patient=True) as client, output.screen(as_json=target.as_json) as draw:
         before: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
-from streams.cli.verbs import Target, example, server_options, yes_option
+from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.direct import Shards
@@ -24,7 +24,7 @@ def command() -> None:
 
 
 @contextmanager
-def _shards(target: Target) -> Iterator[Shards]:
+def _shards(target: ServerTarget) -> Iterator[Shards]:
     from streams.client.retry import Retry
     from streams.direct import Shards
 
@@ -38,7 +38,7 @@ def _shards(target: Target) -> Iterator[Shards]:
 @command.command("ls")
 @click.argument("prefix", default="")
 @server_options
-def ls(target: Target, prefix: str) -> None:
+def ls(target: ServerTarget, prefix: str) -> None:
     """List the transactions of writers whose names begin with PREFIX.
 
     Shows open transactions, commits whose rows are still being rendered, and the last committed epoch of
@@ -85,7 +85,7 @@ def _rows(shards: Shards, prefix: str) -> list[dict[str, Any]]:
 @click.argument("epoch", type=int)
 @yes_option
 @server_options
-def abort(target: Target, writer: str, epoch: int, yes: bool) -> None:
+def abort(target: ServerTarget, writer: str, epoch: int, yes: bool) -> None:
     """Delete the uncommitted rows of EPOCH of WRITER. The job must write them again. Exit code 5 if there are
     none."""
     from streams.direct import Txn
@@ -108,7 +108,7 @@ def abort(target: Target, writer: str, epoch: int, yes: bool) -> None:
 @click.argument("writer")
 @yes_option
 @server_options
-def forget(target: Target, writer: str, yes: bool) -> None:
+def forget(target: ServerTarget, writer: str, yes: bool) -> None:
     """Forget WRITER: delete its uncommitted rows and the record of its last committed epoch.
 
     Only for a writer that will not return: if its job repeats a committed epoch, the rows are written a

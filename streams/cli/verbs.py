@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streams.cli import output
-from streams.cli.contexts_file import Context, find
+from streams.cli.contexts_file import ServerContext, find
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client
@@ -40,7 +40,7 @@ def examples_of(command: click.Command) -> tuple[str, ...]:
     return lines
 
 
-class Target:
+class ServerTarget:
     """The server that a command talks to, and the output format (`as_json`)."""
 
     def __init__(self, url: str | None, key: str | None, context: str | None, as_json: bool) -> None:
@@ -49,13 +49,13 @@ class Target:
         self._context = context
         self.as_json = as_json
 
-    def resolve(self) -> Context:
+    def resolve(self) -> ServerContext:
         if self._url:
-            return Context(self._url, self._key or os.environ.get("STREAMS_KEY") or "")
+            return ServerContext(self._url, self._key or os.environ.get("STREAMS_KEY") or "")
         if self._context is None and os.environ.get("STREAMS_URL"):
-            return Context(os.environ["STREAMS_URL"], self._key or os.environ.get("STREAMS_KEY") or "")
+            return ServerContext(os.environ["STREAMS_URL"], self._key or os.environ.get("STREAMS_KEY") or "")
         context = find(self._context or os.environ.get("STREAMS_CONTEXT") or None)
-        return Context(context.url, self._key or os.environ.get("STREAMS_KEY") or context.key)
+        return ServerContext(context.url, self._key or os.environ.get("STREAMS_KEY") or context.key)
 
     @contextmanager
     def client(self, *, is_patient: bool = False, retry_s: float = 10.0) -> Iterator[Client]:
@@ -82,7 +82,7 @@ def server_options(function: F) -> F:
     def call_with_target(
         url: str | None, key: str | None, context: str | None, as_json: bool, /, *args: Any, **more: Any
     ) -> Any:
-        return function(Target(url, key, context, as_json), *args, **more)
+        return function(ServerTarget(url, key, context, as_json), *args, **more)
 
     def callback(**params: Any) -> Any:
         return call_with_target(

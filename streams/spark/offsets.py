@@ -32,7 +32,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class BoxHead:
     """The current positions and size of a box."""
 
     gen: int
@@ -43,7 +43,7 @@ class Head:
     bytes: int
 
     @classmethod
-    def of(cls, state: BoxPosition) -> Head:
+    def of(cls, state: BoxPosition) -> BoxHead:
         return cls(
             state.generation, state.earliest_seq, state.head_seq, state.evict_floor, state.count, state.bytes
         )
@@ -163,7 +163,7 @@ def _shares(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
     return shares
 
 
-def bytes_to_records(start: Mapping[str, Cursor], heads: Mapping[str, Head], limit_bytes: int) -> int:
+def bytes_to_records(start: Mapping[str, Cursor], heads: Mapping[str, BoxHead], limit_bytes: int) -> int:
     """Estimate how many pending records fit into `limit_bytes`, from the mean record size of each box."""
     backlog = pending_counts(start, {box: head.cursor for box, head in heads.items()})
     records = sum(backlog.values())

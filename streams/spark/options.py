@@ -43,9 +43,9 @@ __all__ = [
     "STREAM_WRITE",
     "WRITE",
     "BadOption",
-    "ReadOptions",
-    "Server",
-    "WriteOptions",
+    "ConnectionOptions",
+    "SparkReadOptions",
+    "SparkWriteOptions",
     "parse_read_options",
     "parse_write_options",
 ]
@@ -71,7 +71,7 @@ class BadOption(InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ConnectionOptions:
     """Connection options of a task. A task reads the key where it runs."""
 
     url: str
@@ -102,10 +102,10 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class SparkReadOptions:
     """Options of a read, parsed and checked."""
 
-    server: Server
+    server: ConnectionOptions
     boxes: tuple[str, ...]
     pattern: str | None
     prefix: str | None
@@ -144,10 +144,10 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOptions:
+class SparkWriteOptions:
     """Options of a write, parsed and checked."""
 
-    server: Server
+    server: ConnectionOptions
     box: str | None
     delivery: str
     app_id: str | None
@@ -162,7 +162,7 @@ class WriteOptions:
     checkpoint: str | None = None
 
 
-def parse_read_options(raw_options: Mapping[str, str], scope: str) -> ReadOptions:
+def parse_read_options(raw_options: Mapping[str, str], scope: str) -> SparkReadOptions:
     if not raw_options:
         raise BadOption(f"no options: {NO_TABLE}")
     values = _parse(raw_options, scope)
@@ -190,7 +190,7 @@ def parse_read_options(raw_options: Mapping[str, str], scope: str) -> ReadOption
         raise BadOption(f"onGap: {values['onGap']} and failOnDataLoss=true contradict each other")
     starting = values["startingOffsets"] or (EARLIEST if scope == BATCH else LATEST)
     by_time = values["startingOffsetsByTimestamp"]
-    return ReadOptions(
+    return SparkReadOptions(
         server=_server(values),
         boxes=values["subscribe"],
         pattern=values["subscribePattern"],
@@ -221,7 +221,7 @@ def parse_read_options(raw_options: Mapping[str, str], scope: str) -> ReadOption
     )
 
 
-def parse_write_options(raw_options: Mapping[str, str], scope: str) -> WriteOptions:
+def parse_write_options(raw_options: Mapping[str, str], scope: str) -> SparkWriteOptions:
     if "url" not in _lower_names(raw_options):
         raise BadOption(f"url: is required for a write; set it to the server's URL. In SQL: {NO_TABLE}")
     values = _parse(raw_options, scope)
@@ -229,7 +229,7 @@ def parse_write_options(raw_options: Mapping[str, str], scope: str) -> WriteOpti
         raise BadOption("txnAppId and txnVersion go together: set both, or neither")
     if values["delivery"] == "append" and values["txnAppId"] is not None:
         raise BadOption("txnAppId: has no effect with delivery=append; remove it, or use delivery=txn")
-    return WriteOptions(
+    return SparkWriteOptions(
         server=_server(values),
         box=values["box"],
         delivery=values["delivery"],
@@ -245,8 +245,8 @@ def parse_write_options(raw_options: Mapping[str, str], scope: str) -> WriteOpti
     )
 
 
-def _server(values: Mapping[str, Any]) -> Server:
-    return Server(
+def _server(values: Mapping[str, Any]) -> ConnectionOptions:
+    return ConnectionOptions(
         url=values["url"],
         token_env=values["tokenEnv"],
         token_file=values["tokenFile"],

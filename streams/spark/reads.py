@@ -24,8 +24,8 @@ from streams.protocol.errors import BoxNotFound
 from streams.spark import offsets
 from streams.spark.columns import COLUMNS, gaps_to_batch, run_to_batch
 from streams.spark.gaps import Gap, GapError
-from streams.spark.offsets import Cursor, Head, Offset, SeqRange
-from streams.spark.options import EARLIEST, EMIT, FAIL, LATEST, BadOption, ReadOptions, Server
+from streams.spark.offsets import BoxHead, Cursor, Offset, SeqRange
+from streams.spark.options import EARLIEST, EMIT, FAIL, LATEST, BadOption, ConnectionOptions, SparkReadOptions
 
 T = TypeVar("T")
 
@@ -33,19 +33,19 @@ T = TypeVar("T")
 _BATCH_ROWS = 10_000
 
 
-def open_shards(server: Server, *, retry_s: float | None = None) -> Shards:
+def open_shards(server: ConnectionOptions, *, retry_s: float | None = None) -> Shards:
     total_s = server.retry_s if retry_s is None else retry_s
     return Shards(server.url, key=server.key(), retry=Retry(total_s=total_s), over_tcp=server.over_tcp)
 
 
-def open_client(server: Server) -> Client:
+def open_client(server: ConnectionOptions) -> Client:
     return Client(server.url, key=server.key(), retry=Retry(total_s=server.retry_s))
 
 
 # -- boxes, start and end
 
 
-def read_heads(shards: Shards, options: ReadOptions) -> dict[str, Head]:
+def read_heads(shards: Shards, options: SparkReadOptions) -> dict[str, BoxHead]:
     """Return the heads of the boxes that a read selects."""
     if options.boxes:
         positions = shards.states(boxes=options.boxes)
@@ -56,7 +56,7 @@ def read_heads(shards: Shards, options: ReadOptions) -> dict[str, Head]:
             f"maxBoxes: this read has {len(positions)} boxes and the limit is {options.max_boxes}; raise "
             f"maxBoxes or narrow the selection (every micro-batch stores the offsets of all boxes)"
         )
-    heads = {each.box: Head.of(each) for each in positions}
+    heads = {each.box: BoxHead.of(each) for each in positions}
     missing = [box for box in options.boxes if box not in heads]
     if missing and options.missing_boxes == "fail":
         raise BoxNotFound(
@@ -67,7 +67,7 @@ def read_heads(shards: Shards, options: ReadOptions) -> dict[str, Head]:
     return heads
 
 
-def resolve_start(shards: Shards, options: ReadOptions, heads: Mapping[str, Head]) -> Offset:
+def resolve_start(shards: Shards, options: SparkReadOptions, heads: Mapping[str, BoxHead]) -> Offset:
     """Return the start of a read without a checkpoint, from its options."""
     if options.starting_ms is not None:
         return _start_by_time(shards, options, heads)
@@ -88,7 +88,7 @@ def resolve_start(shards: Shards, options: ReadOptions, heads: Mapping[str, Head
     return start
 
 
-def resolve_end(shards: Shards, options: ReadOptions, heads: Mapping[str, Head]) -> Offset:
+def resolve_end(shards: Shards, options: SparkReadOptions, heads: Mapping[str, BoxHead]) -> Offset:
     """Return the end of a batch read."""
     end = {box: head.cursor for box, head in heads.items()}
     if options.ending_ms is not None:
@@ -103,13 +103,13 @@ def resolve_end(shards: Shards, options: ReadOptions, heads: Mapping[str, Head])
     return end
 
 
-def _check_exists(box: str, seq: int, head: Head, option: str) -> int:
+def _check_exists(box: str, seq: int, head: BoxHead, option: str) -> int:
     if seq > head.head_seq:
         raise BadOption(f"{option}: {box} has no record {seq} yet; its last is {head.head_seq}")
     return seq
 
 
-def _start_by_time(shards: Shards, options: ReadOptions, heads: Mapping[str, Head]) -> Offset:
+def _start_by_time(shards: Shards, options: SparkReadOptions, heads: Mapping[str, BoxHead]) -> Offset:
     times_ms = (
         options.starting_ms
         if isinstance(options.starting_ms, dict)
@@ -131,7 +131,7 @@ def _start_by_time(shards: Shards, options: ReadOptions, heads: Mapping[str, Hea
 
 def plan_read(
     shards: Shards,
-    options: ReadOptions,
+    options: SparkReadOptions,
     start: Offset,
     end: Offset,
     *,
@@ -203,7 +203,7 @@ class ReadTask:
 class GapPolicy:
     """Handles gaps as the option `onGap` demands: fails, or logs a warning and appends to `gapBox`."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: SparkReadOptions) -> None:
         self._options = options
 
     def apply(self, gap: Gap) -> None:
@@ -223,7 +223,7 @@ class GapPolicy:
 # -- the rows of a task
 
 
-def read_task(options: ReadOptions, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_task(options: SparkReadOptions, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task in the columns of `schema`."""
     if task.gaps and "gap" in schema.names:
         yield gaps_to_batch(task.gaps, schema)
@@ -268,7 +268,7 @@ def read_task(options: ReadOptions, task: ReadTask, schema: pa.Schema) -> Iterat
 
 
 def _pages(
-    shards: Shards, options: ReadOptions, ranges: Iterable[SeqRange], column_names: Iterable[str]
+    shards: Shards, options: SparkReadOptions, ranges: Iterable[SeqRange], column_names: Iterable[str]
 ) -> Iterator[tuple[SeqRange, ScanPage]]:
     """Yield every page of these ranges, with the part of the range it was requested for."""
     columns = set(column_names)
@@ -314,7 +314,7 @@ def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _filter_rows(batch: pa.RecordBatch, options: ReadOptions) -> pa.RecordBatch:
+def _filter_rows(batch: pa.RecordBatch, options: SparkReadOptions) -> pa.RecordBatch:
     """Remove rows of the own node and rows with other tags (v0 §4.5, §5)."""
     if options.node:
         is_own_node = pc.fill_null(pc.equal(batch.column("node"), options.node), False)

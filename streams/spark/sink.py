@@ -49,7 +49,7 @@ from streams.client.retry import Retry
 from streams.direct import BoxResult, PackedColumns, Parcel, Shards, Txn
 from streams.protocol.errors import BY_CODE, StreamsError, Uncertain, WriterConflict
 from streams.spark.columns import Packer, split_batch
-from streams.spark.options import BadOption, WriteOptions
+from streams.spark.options import BadOption, SparkWriteOptions
 from streams.spark.reads import open_client, open_shards
 
 #: Task properties with the micro-batch and the query; Spark offers no other way. They are not public, but
@@ -91,7 +91,7 @@ class AlreadyCommitted(WriterConflict):
         )
 
 
-def check_columns(schema: StructType, options: WriteOptions) -> None:
+def check_columns(schema: StructType, options: SparkWriteOptions) -> None:
     """Raise `BadOption` for columns that cannot be written: nothing is dropped or converted silently."""
     names = schema.names
     unknown = [name for name in names if name not in _TYPES]
@@ -122,7 +122,7 @@ class TaskCommit(WriterCommitMessage):
     chunks: tuple[tuple[int, int], ...]
 
 
-def send_rows(options: WriteOptions, txn: Txn, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
+def send_rows(options: SparkWriteOptions, txn: Txn, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
     """Send the rows of a task to the shards."""
     with open_shards(options.server) as shards:
         delivery = _open_delivery(options, shards, txn)
@@ -150,7 +150,7 @@ def send_rows(options: WriteOptions, txn: Txn, batches: Iterator[pa.RecordBatch]
 
 
 def _open_delivery(
-    options: WriteOptions, shards: Shards, txn: Txn
+    options: SparkWriteOptions, shards: Shards, txn: Txn
 ) -> _TxnDelivery | _KeyedDelivery | _AppendDelivery:
     match options.delivery:
         case "txn":
@@ -256,7 +256,7 @@ class _KeyedDelivery(_AppendDelivery):
 class _BoxCreator:
     """Creates missing boxes with the durability of the option."""
 
-    def __init__(self, options: WriteOptions, shards: Shards) -> None:
+    def __init__(self, options: SparkWriteOptions, shards: Shards) -> None:
         self._options = options
         self._shards = shards
         #: At most as many as the job has boxes.
@@ -274,7 +274,7 @@ class _BoxCreator:
         self._checked_boxes.update(new_boxes)
 
 
-def commit_tasks(options: WriteOptions, task_commits: Sequence[TaskCommit | None]) -> int:
+def commit_tasks(options: SparkWriteOptions, task_commits: Sequence[TaskCommit | None]) -> int:
     """Publish the rows of these tasks, in their order, and return how many there are.
 
     Every shard commits, including shards without rows, so that all of them record the end of the epoch. If a
@@ -323,7 +323,9 @@ def commit_tasks(options: WriteOptions, task_commits: Sequence[TaskCommit | None
     return sum(message.rows for message in commits)
 
 
-def abort_epoch(options: WriteOptions, txn: Txn | None, task_commits: Sequence[TaskCommit | None]) -> None:
+def abort_epoch(
+    options: SparkWriteOptions, txn: Txn | None, task_commits: Sequence[TaskCommit | None]
+) -> None:
     """Drop all uncommitted rows of the epoch, including parcels that Spark does not know.
 
     If Spark dies before this call, the next attempt drops them, or the shards do after a timeout.
@@ -333,7 +335,7 @@ def abort_epoch(options: WriteOptions, txn: Txn | None, task_commits: Sequence[T
         _drop_rows(options, txn, [])
 
 
-def _drop_rows(options: WriteOptions, txn: Txn, parcels: Sequence[str]) -> None:
+def _drop_rows(options: SparkWriteOptions, txn: Txn, parcels: Sequence[str]) -> None:
     if options.delivery != "txn":
         return
     with open_shards(options.server, retry_s=0) as shards:
@@ -345,7 +347,7 @@ def _drop_rows(options: WriteOptions, txn: Txn, parcels: Sequence[str]) -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: SparkWriteOptions) -> None:
         self._options = options
         # One for each save(), pickled with this object: all tasks share it.
         attempt = uuid.uuid4().hex
@@ -372,7 +374,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     between them.
     """
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: SparkWriteOptions) -> None:
         self._options = options
         #: Shared by all tasks. At the first row of a new attempt, a shard drops the rows of earlier attempts.
         self._attempt = uuid.uuid4().hex

@@ -44,7 +44,7 @@ from streams.direct import Shards
 from streams.protocol.model.matches import Match
 from streams.spark import offsets, reads
 from streams.spark.columns import COLUMNS
-from streams.spark.offsets import Cursor, Head, Offset, SeqRange
+from streams.spark.offsets import BoxHead, Cursor, Offset, SeqRange
 from streams.spark.options import (
     BATCH,
     NO_TABLE,
@@ -52,7 +52,7 @@ from streams.spark.options import (
     STREAM_WRITE,
     WRITE,
     BadOption,
-    ReadOptions,
+    SparkReadOptions,
     parse_read_options,
     parse_write_options,
 )
@@ -114,7 +114,7 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class BatchReader(DataSourceReader):
-    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: SparkReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
 
@@ -141,7 +141,7 @@ class PushdownReader(BatchReader):
     `spark.sql.python.filterPushdown.enabled` is set, and it is off by default.
     """
 
-    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: SparkReadOptions, schema: pa.Schema) -> None:
         super().__init__(options, schema)
         self._boxes: set[str] | None = None
         self._after, self._to = 0, (1 << 63) - 1
@@ -214,12 +214,12 @@ class PushdownReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+    def __init__(self, options: SparkReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._shards: Shards | None = None
         #: Heads at the start of an AvailableNow run, where it ends.
-        self._final_heads: dict[str, Head] | None = None
+        self._final_heads: dict[str, BoxHead] | None = None
         self._last_batch_s = time.monotonic()
         #: True once it is known whether the options or a checkpoint define the start.
         self._start_is_settled = False
@@ -235,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._shards = reads.open_shards(self._options.server)
         return self._shards
 
-    def _heads(self) -> dict[str, Head]:
+    def _heads(self) -> dict[str, BoxHead]:
         return (
             self._final_heads
             if self._final_heads is not None
@@ -290,7 +290,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         return waiting < self._options.min_records and waited_ms < self._options.max_delay_ms
 
-    def _record_limit(self, limit: ReadLimit, start: Offset, heads: dict[str, Head]) -> int | None:
+    def _record_limit(self, limit: ReadLimit, start: Offset, heads: dict[str, BoxHead]) -> int | None:
         """Return the most records of the next batch: Spark's limit and our own; None if there is no limit."""
         if isinstance(limit, ReadAllAvailable):
             return None

@@ -154,7 +154,7 @@ def test_a_job_that_is_run_again_with_other_parts_writes_each_row_once(
     assert run(2, 90) is False
     assert run(3, 40) is True
     assert datas(client, box) == list(range(1_000))
-    assert shards.txn_list(0, prefix=name).held == []
+    assert shards.txn_list(0, prefix=name).pending == []
     assert shards.txn_list(0, prefix=name).marks[0].epoch == 7
 
 
@@ -188,7 +188,7 @@ def test_a_transaction_holds_far_more_than_its_share_of_memory_and_kills_change_
             if chunk == chunks // 2:
                 os.kill(eventually(lambda: server.shard_pids().get(0)), signal.SIGKILL)
         held = parcel.close()
-        state = shards.txn_list(0).held[0]
+        state = shards.txn_list(0).pending[0]
         assert (state.chunks, state.records) == (chunks, boxes * rows * chunks)
         assert state.bytes > 200 * 64 * 1024
         small = Txn("small", 1)  # others are not refused meanwhile
@@ -203,7 +203,7 @@ def test_a_transaction_holds_far_more_than_its_share_of_memory_and_kills_change_
         for box in names:
             found = [data for page in shards.scan(box) for run in page.runs for data in run.datas()]
             assert [int(data[1 : data.index(b",")]) for data in found] == list(range(rows * chunks))
-        assert not shards.txn_list(0).held
+        assert not shards.txn_list(0).pending
 
 
 def test_what_is_known_of_held_rows_is_bounded_by_a_setting(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_epoch_that_some_shards_had_committed_is_completed_after_a_change_of_
         assert 0 < len(seen) < len(names)
     with running_server(tmp_path, shards=1) as server, Shards(server.url) as shards:
         state = shards.txn_list(0)
-        assert state.held == [] and [mark.is_partial for mark in state.marks] == [True]
+        assert state.pending == [] and [mark.is_partial for mark in state.marks] == [True]
         assert shards.txn_commit(0, txn, put_all(shards)[0]).records == len(names) - len(seen)
         assert shards.txn_commit(0, txn, []).is_done
         assert {each.box: each.head_seq for each in shards.states()} == dict.fromkeys(names, 1)

@@ -17,7 +17,7 @@ from shard.offline.restore import RestoreJob, scratch_of
 from shard.storage.cold import FolderCold
 from shard.storage.files import remove_tree
 from shard.storage.segments.store import SegmentStore
-from shard.transfer.backup import ShardSource, Target
+from shard.transfer.backup import BackupStore, ShardSource
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.protocol.model.slots import SLOTS
@@ -29,8 +29,8 @@ SEEDS = range(2)
 FOLDERS = ["/data/back-0", "/data/back-1"]
 
 
-def target_of(disk: FaultDisk) -> Target:
-    return Target(FolderCold("/data/target", disk), disk)
+def target_of(disk: FaultDisk) -> BackupStore:
+    return BackupStore(FolderCold("/data/target", disk), disk)
 
 
 def back_up(disk: FaultDisk, taken_ms: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shard.core.machine import Machine
-from shard.offline.reshard import Plan, reshard
+from shard.offline.reshard import ReshardPlan, reshard
 from shard.storage.files import remove_tree
 from streams.protocol.model.slots import SLOTS
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
@@ -25,7 +25,7 @@ from tests.support.machines import Driver, random_history
 
 SEEDS = range(3)
 OLD, NEW = ["/data/old-0", "/data/old-1"], ["/data/new-0", "/data/new-1", "/data/new-2"]
-PLAN = Plan(
+PLAN = ReshardPlan(
     data_dir="/data",
     sources=["old-0", "old-1"],
     targets=["new-0", "new-1", "new-2"],

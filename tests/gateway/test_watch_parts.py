@@ -22,7 +22,7 @@ from gateway.requests.request import ClientStalled, Request
 from gateway.shards.links import Link
 from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
-from gateway.watch.page import OTHER_GENERATION, Encoding, Page, Place
+from gateway.watch.page import OTHER_GENERATION, EncodedPage, Encoding, Place
 from gateway.watch.plan import plan_of_body
 from gateway.watch.service import PlainBody, SessionBody, Watch
 from streams.protocol import wire
@@ -66,8 +66,8 @@ def test_what_is_not_a_cursor_is_refused_and_nothing_else_happens(text: str) -> 
 # -- merge
 
 
-def page(was: Place, upto: int, head: int, *, gap: tuple[int, int, str] | None = None) -> Page:
-    return Page("b", was, wire.PageHead(upto, 9, head, 1, gap), b'{"$seq":%d}' % upto)
+def page(was: Place, upto: int, head: int, *, gap: tuple[int, int, str] | None = None) -> EncodedPage:
+    return EncodedPage("b", was, wire.PageHead(upto, 9, head, 1, gap), b'{"$seq":%d}' % upto)
 
 
 def test_turns_go_round_so_that_no_box_starves_another() -> None:

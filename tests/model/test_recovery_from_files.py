@@ -12,7 +12,7 @@ import pytest
 
 from shard.core.changes import ShardState
 from shard.core.machine import Machine
-from shard.recovery.recovery import Progress, RecoverySummary, recover
+from shard.recovery.recovery import RecoveryProgress, RecoverySummary, recover
 from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments.store import SegmentStore
@@ -50,7 +50,7 @@ def found(place: tuple[DiskLike, str]) -> tuple[Machine, RecoverySummary]:
     *steps, last = recover(
         machine, wal, Snapshots(disk, f"{root}/snapshot"), SegmentStore(disk, f"{root}/segments").open
     )
-    assert all(isinstance(step, Progress) and 0 <= step.ratio <= 1 for step in steps)
+    assert all(isinstance(step, RecoveryProgress) and 0 <= step.ratio <= 1 for step in steps)
     assert isinstance(last, RecoverySummary)
     wal.close()
     machine.check()

@@ -242,7 +242,7 @@ def test_frames_come_back_whatever_they_are_cut_into(codec: int, size: int) -> N
     data = b"".join(frames.frame(body, codec=codec, advises_reconnect=True) for body in bodies)
     assert bool(data[3] >> 5) == (codec != frames.NONE and size >= 1024)
     for step in (1, 7, len(data)):
-        receiver = frames.Receiver()
+        receiver = frames.FrameReceiver()
         found = []
         for at in range(0, len(data), max(step, len(data) // 50)):
             found += receiver.feed_untrusted(data[at : at + max(step, len(data) // 50)])
@@ -265,11 +265,11 @@ def test_frames_come_back_whatever_they_are_cut_into(codec: int, size: int) -> N
     ids=["empty", "too long", "terminal", "codec 3", "no zstd", "no gzip", "gzip bomb", "zstd bomb"],
 )
 def test_a_bad_frame_is_told_as_one(data: bytes) -> None:
-    assert code_of(lambda: list(frames.Receiver().feed_untrusted(data))) == "bad_frame"
+    assert code_of(lambda: list(frames.FrameReceiver().feed_untrusted(data))) == "bad_frame"
 
 
 def test_a_session_may_not_end_in_the_middle_of_a_frame() -> None:
-    receiver = frames.Receiver()
+    receiver = frames.FrameReceiver()
     assert list(receiver.feed_untrusted(b"\0\0\x05\0ab")) == []
     assert code_of(receiver.end_untrusted) == "bad_frame"
 

@@ -32,7 +32,7 @@ from shard.storage import frames, segments
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.retention import names_in
-from shard.storage.segments.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged
 from streams.protocol.messages import commands
@@ -84,7 +84,7 @@ class GatedStore(SegmentStore):
     def remove_unnamed(self, named: Set[Name], cold: Set[Name] = frozenset()) -> int:
         try:
             return super().remove_unnamed(named, cold)
-        except Unreachable:
+        except ColdStoreUnreachable:
             self.failed_sweeps += 1
             raise
 
@@ -398,7 +398,7 @@ async def test_a_write_that_cannot_have_what_it_needs_is_refused_and_those_behin
         await desk.seal()
         desk.forget()
         desk.store.reading.shut()
-        desk.store.fails_with = Unreachable("the store is away")
+        desk.store.fails_with = ColdStoreUnreachable("the store is away")
         write = desk.send(commands.Append(box="b", columns=columns("needs the disk")))
         await desk.store.reading.wait_reached()
         behind = desk.send(commands.SetFence("b", "token"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shard.offline.reshard import Plan, reshard
+from shard.offline.reshard import ReshardPlan, reshard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.transfer import object_chains
@@ -230,7 +230,7 @@ async def test_after_resharding_each_slot_is_told_by_one_chain_at_any_time(
         for name in names:
             await life.put(name)
             await life.append(name, box=name)
-    plan = Plan(
+    plan = ReshardPlan(
         data_dir=str(tmp_path),
         sources=["shard-00"],
         targets=["shard-00-v2", "shard-01-v2"],

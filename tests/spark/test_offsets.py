@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.spark.offsets import (
+    BoxHead,
     Cursor,
-    Head,
     Offset,
     SeqRange,
     bytes_to_records,
@@ -153,7 +153,7 @@ def test_large_records_and_many_cores_make_more_tasks() -> None:
 
 
 def test_bytes_become_records_by_their_mean_size() -> None:
-    head = Head(gen=1, earliest_seq=1, head_seq=100, evict_floor=1, count=100, bytes=10_000)
+    head = BoxHead(gen=1, earliest_seq=1, head_seq=100, evict_floor=1, count=100, bytes=10_000)
     assert head.cursor == Cursor(1, 100) and head.start == Cursor(1, 0)
     assert bytes_to_records({}, {"a": head}, 1000) == 10
     assert bytes_to_records({}, {"a": head}, 1) == 1

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 import streams
 from streams.cli import cli, run
 from streams.cli.output import Refusal
-from streams.cli.pipeline_options import Engine
+from streams.cli.pipeline_options import SparkOptions
 from streams.cli.verbs import examples_of
 from streams.spark import jobs
 from streams.spark.jobs.spark_errors import StoreNotInstalled
@@ -106,12 +106,12 @@ def _all_of(terminal: IO[bytes]) -> bytes:
 
 
 def test_settings_and_packages_of_spark_are_passed_on() -> None:
-    engine = Engine(None, None, None, ("spark.jars.packages=a:b:1", "x=y=z"), ("c:d:2",))
+    engine = SparkOptions(None, None, None, ("spark.jars.packages=a:b:1", "x=y=z"), ("c:d:2",))
     assert engine.settings() == {"spark.jars.packages": "a:b:1,c:d:2", "x": "y=z"}
     with pytest.raises(Refusal, match="--conf needs NAME=VALUE"):
-        Engine(None, None, None, ("x",), ()).settings()
+        SparkOptions(None, None, None, ("x",), ()).settings()
     with pytest.raises(Refusal, match="--packages cannot be used with --remote"):
-        Engine(None, "sc://a", None, (), ("c:d:2",)).settings()
+        SparkOptions(None, "sc://a", None, (), ("c:d:2",)).settings()
 
 
 def test_a_job_takes_boxes_or_a_prefix_of_their_names(tmp_path: Path) -> None:

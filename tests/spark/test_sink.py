@@ -21,14 +21,14 @@ from streams.direct import Shards, Txn
 from streams.protocol.errors import BoxNotFound, InvalidRequest, WriterConflict
 from streams.spark import reads, sink
 from streams.spark.columns import COLUMNS
-from streams.spark.options import BATCH, WRITE, WriteOptions, parse_read_options, parse_write_options
+from streams.spark.options import BATCH, WRITE, SparkWriteOptions, parse_read_options, parse_write_options
 from streams.spark.sink import AlreadyCommitted, PartialCommit, TaskCommit
 from streams.testing import Server
 
 BOXES = 12
 
 
-def write_options(server: Server, **options: str) -> WriteOptions:
+def write_options(server: Server, **options: str) -> SparkWriteOptions:
     return parse_write_options({"url": server.url, **options}, WRITE)
 
 
@@ -60,7 +60,7 @@ def test_rows_are_hidden_until_the_commit_and_only_those_it_names_are_shown(
     assert sink.commit_tasks(write, [first, None, second]) == 300
     assert read_numbers(client, name) == list(range(300))
     with Shards(server.url) as shards:
-        held = [each for shard in range(4) for each in shards.txn_list(shard, prefix=name).held]
+        held = [each for shard in range(4) for each in shards.txn_list(shard, prefix=name).pending]
     assert held == [], "what was not named is gone"
 
 
@@ -142,7 +142,7 @@ def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_err
     sink.send_rows(write, txn, batches(name, 0, 40))
     sink.abort_epoch(write, txn, [None])
     with Shards(server.url) as shards:
-        assert not any(shards.txn_list(shard, prefix=name).held for shard in range(4))
+        assert not any(shards.txn_list(shard, prefix=name).pending for shard in range(4))
     sink.abort_epoch(write, None, [None])
     sink.abort_epoch(parse_write_options({"url": "http://127.0.0.1:1"}, WRITE), txn, [])
     assert read_numbers(client, name) == []
@@ -150,7 +150,7 @@ def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_err
 
 def count_held(server: Server, name: str) -> int:
     with Shards(server.url) as shards:
-        return sum(len(shards.txn_list(shard, prefix=name).held) for shard in range(4))
+        return sum(len(shards.txn_list(shard, prefix=name).pending) for shard in range(4))
 
 
 def test_a_micro_batch_that_spark_gives_up_without_a_message_is_dropped_by_query_and_batch(

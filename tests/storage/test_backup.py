@@ -19,7 +19,7 @@ from shard.offline.restore import RestoreJob, RestoreResult, choose_backup
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold
 from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
 from shard.storage.segments.store import Name, SegmentStore
-from shard.transfer.backup import ShardSource, Target
+from shard.transfer.backup import BackupStore, ShardSource
 from shard.transfer.backup_manifest import Backup
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
@@ -39,10 +39,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return (Disk(), str(tmp_path)) if request.param == "disk" else (FaultDisk("/data"), "/data")
 
 
-def target_in(place: Place) -> Target:
+def target_in(place: Place) -> BackupStore:
     disk, root = place
     disk.mkdir(f"{root}/target")
-    return Target(FolderCold(f"{root}/target", disk), disk)
+    return BackupStore(FolderCold(f"{root}/target", disk), disk)
 
 
 def source_of(place: Place, name: str, taken_ms: int = 5_000) -> ShardSource:
@@ -56,7 +56,7 @@ def source_of(place: Place, name: str, taken_ms: int = 5_000) -> ShardSource:
 
 
 def restore(
-    place: Place, target: Target, backup: Backup, *, shards: int = 2, until_ms: int | None = None
+    place: Place, target: BackupStore, backup: Backup, *, shards: int = 2, until_ms: int | None = None
 ) -> RestoreResult:
     disk, root = place
     folders = [f"back-{at}" for at in range(shards)]
@@ -77,7 +77,7 @@ def restore(
 
 
 def restored(
-    place: Place, target: Target, backup: Backup, *, shards: int = 2, until_ms: int | None = None
+    place: Place, target: BackupStore, backup: Backup, *, shards: int = 2, until_ms: int | None = None
 ) -> dict[str, Any]:
     disk, root = place
     restore(place, target, backup, shards=shards, until_ms=until_ms)

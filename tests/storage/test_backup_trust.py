@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 from shard.offline.restore import RestoreJob
 from shard.storage.cold import FolderCold
 from shard.storage.files import ConfinedDisk, Corrupt, Disk, remove_tree
-from shard.transfer.backup import BadSignature, Target
+from shard.transfer.backup import BackupStore, BadSignature
 from streams.cli.signing import signer_of, verifier_of
 from streams.protocol.model.slots import SLOTS
 from tests.storage.test_backup import SLOT_RUNS, simple, source_of
@@ -29,14 +29,14 @@ DISK = Disk()
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Target:
+def target(tmp_path: Path) -> BackupStore:
     (tmp_path / "target").mkdir()
     (tmp_path / "data").mkdir()
     write_folder(DISK, f"{tmp_path}/one", simple())
-    return Target(FolderCold(f"{tmp_path}/target", DISK), DISK)
+    return BackupStore(FolderCold(f"{tmp_path}/target", DISK), DISK)
 
 
-def take(target: Target, tmp_path: Path, taken_ms: int = 5_000, **options: Any) -> str:
+def take(target: BackupStore, tmp_path: Path, taken_ms: int = 5_000, **options: Any) -> str:
     place = (DISK, str(tmp_path))
     return target.take([source_of(place, "one", taken_ms)], SLOT_RUNS, **options).backup.id
 
@@ -50,11 +50,11 @@ def rewrite(tmp_path: Path, id: str, change: Callable[[dict[str, Any]], None]) -
     path.write_bytes(line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n")
 
 
-def restore(target: Target, tmp_path: Path, id: str) -> None:
+def restore(target: BackupStore, tmp_path: Path, id: str) -> None:
     disk = ConfinedDisk(f"{tmp_path}/data")
     RestoreJob(
         disk,
-        Target(target.store, disk),
+        BackupStore(target.store, disk),
         target.load(id),
         data_dir=f"{tmp_path}/data",
         folders=["shard-00"],
@@ -83,7 +83,7 @@ def everything_below(tmp_path: Path) -> set[Path]:
     ],
 )
 def test_a_manifest_that_names_a_file_we_never_write_is_refused_with_nothing_written(
-    target: Target, tmp_path: Path, path: str
+    target: BackupStore, tmp_path: Path, path: str
 ) -> None:
     id = take(target, tmp_path)
 
@@ -130,7 +130,7 @@ _FIRST_FILE = "wal/000000000001.wal"
     ],
 )
 def test_a_manifest_with_anything_else_than_what_we_write_is_refused(
-    target: Target, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+    target: BackupStore, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     id = take(target, tmp_path)
     rewrite(tmp_path, id, change)
@@ -140,14 +140,16 @@ def test_a_manifest_with_anything_else_than_what_we_write_is_refused(
     assert everything_below(tmp_path) == before
 
 
-def test_a_segment_of_a_box_that_the_backup_does_not_have_is_refused(target: Target, tmp_path: Path) -> None:
+def test_a_segment_of_a_box_that_the_backup_does_not_have_is_refused(
+    target: BackupStore, tmp_path: Path
+) -> None:
     id = take(target, tmp_path)
     rewrite(tmp_path, id, _set("shards", 0, "segments", 0, 0, value=7))
     with pytest.raises(Corrupt, match="belongs to no box of this backup"):
         restore(target, tmp_path, id)
 
 
-def test_a_link_in_the_data_directory_is_not_followed(target: Target, tmp_path: Path) -> None:
+def test_a_link_in_the_data_directory_is_not_followed(target: BackupStore, tmp_path: Path) -> None:
     id = take(target, tmp_path)
     (tmp_path / "outside").mkdir()
     (tmp_path / "data" / "restore-00").symlink_to(tmp_path / "outside")
@@ -181,12 +183,12 @@ KEY, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 SIGNER, VERIFY = signer_of(KEY), verifier_of(KEY.public_key())
 
 
-def test_a_signed_backup_is_verified_restored_and_extended(target: Target, tmp_path: Path) -> None:
+def test_a_signed_backup_is_verified_restored_and_extended(target: BackupStore, tmp_path: Path) -> None:
     first = take(target, tmp_path, 1_000, signer=SIGNER)
     place = (DISK, str(tmp_path))
     again = target.take([source_of(place, "one", 2_000)], SLOT_RUNS, signer=SIGNER)
     assert again.copied_segments == 0, "those of a backup that this key has signed are known"
-    trusted = Target(target.store, DISK, verify=VERIFY)
+    trusted = BackupStore(target.store, DISK, verify=VERIFY)
     assert trusted.ids() == [first, again.backup.id]
     restore(trusted, tmp_path, again.backup.id)
     assert contents(DISK, f"{tmp_path}/data/shard-00") == contents(DISK, f"{tmp_path}/one")
@@ -199,7 +201,7 @@ def test_a_signed_backup_is_verified_restored_and_extended(target: Target, tmp_p
 
 @pytest.mark.parametrize("how", ["unsigned", "another key", "changed", "signature of another backup"])
 def test_a_manifest_that_is_not_signed_as_it_should_be_is_refused(
-    target: Target, tmp_path: Path, how: str
+    target: BackupStore, tmp_path: Path, how: str
 ) -> None:
     signer = {"unsigned": None, "another key": signer_of(STRANGER)}.get(how, SIGNER)
     id = take(target, tmp_path, 1_000, signer=signer)
@@ -210,13 +212,15 @@ def test_a_manifest_that_is_not_signed_as_it_should_be_is_refused(
         folder = tmp_path / "target" / "backups"
         (folder / f"{id}.sig").write_bytes((folder / f"{other}.sig").read_bytes())
     before = everything_below(tmp_path)
-    trusted = Target(target.store, DISK, verify=VERIFY)
+    trusted = BackupStore(target.store, DISK, verify=VERIFY)
     with pytest.raises(BadSignature, match="signed"):
         restore(trusted, tmp_path, id)
     assert everything_below(tmp_path) == before
 
 
-def test_an_object_that_only_its_weak_checksum_matches_is_refused(target: Target, tmp_path: Path) -> None:
+def test_an_object_that_only_its_weak_checksum_matches_is_refused(
+    target: BackupStore, tmp_path: Path
+) -> None:
     """A signature covers what the objects hold, not just their names: by SHA-256, because whoever can write
     to the target can make other bytes with the same xxh3_64."""
     backup = target.load(take(target, tmp_path, 1_000, signer=SIGNER))
@@ -232,15 +236,17 @@ def test_an_object_that_only_its_weak_checksum_matches_is_refused(target: Target
         (tmp_path / "data").mkdir()
 
 
-def test_what_a_stranger_has_put_into_the_target_is_not_signed_along(target: Target, tmp_path: Path) -> None:
+def test_what_a_stranger_has_put_into_the_target_is_not_signed_along(
+    target: BackupStore, tmp_path: Path
+) -> None:
     id = take(target, tmp_path, 1_000, signer=SIGNER)
     rewrite(tmp_path, id, _set("shards", 0, "segments", 0, 5, value="0" * 64))
     place = (DISK, str(tmp_path))
     taken = target.take([source_of(place, "one", 2_000)], SLOT_RUNS, signer=SIGNER)
     assert taken.copied_segments == 3, "nothing of a manifest that this key has not signed is believed"
-    restore(Target(target.store, DISK, verify=VERIFY), tmp_path, taken.backup.id)
+    restore(BackupStore(target.store, DISK, verify=VERIFY), tmp_path, taken.backup.id)
 
 
-def test_a_signed_backup_is_restored_without_a_key_too(target: Target, tmp_path: Path) -> None:
+def test_a_signed_backup_is_restored_without_a_key_too(target: BackupStore, tmp_path: Path) -> None:
     restore(target, tmp_path, take(target, tmp_path, signer=SIGNER))
     assert contents(DISK, f"{tmp_path}/data/shard-00") == contents(DISK, f"{tmp_path}/one")

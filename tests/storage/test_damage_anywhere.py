@@ -29,7 +29,7 @@ from shard.offline.repair import CannotRepair, Loss, RepairResult, repair_shard
 from shard.offline.verify import Scope, VerifyResult, verify_shard
 from shard.storage import frames
 from shard.storage.files import Corrupt, remove_tree
-from shard.storage.salvage import Gap, salvage
+from shard.storage.salvage import FrameGap, salvage
 from shard.storage.segments import write_stub
 from shard.storage.segments.index import open_segment
 from shard.storage.segments.store import Name, SegmentStore
@@ -509,7 +509,7 @@ def test_a_torn_tail_is_no_damage() -> None:
     disk.pwritev(handle, [b"\1half a frame that never was promised"], disk.size(path))
     disk.fsync(handle)
     assert verified(disk).problems == []
-    assert not [found for found in salvage(disk, f"{ONE}/wal") if isinstance(found, Gap)]
+    assert not [found for found in salvage(disk, f"{ONE}/wal") if isinstance(found, FrameGap)]
     assert repaired(disk).losses == []
 
 

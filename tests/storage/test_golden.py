@@ -19,7 +19,7 @@ from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.segments.store import SegmentStore
-from shard.transfer.backup import ShardSource, Target
+from shard.transfer.backup import BackupStore, ShardSource
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.cli.signing import load_verifier
@@ -81,7 +81,7 @@ def test_the_golden_shard_is_what_its_history_comes_to_today(tmp_path: Path) -> 
 def test_the_golden_backups_of_both_formats_are_restored(tmp_path: Path, backup: Path) -> None:
     disk = Disk()
     verify = load_verifier(backup / "backup.pub") if backup == SIGNED_BACKUP else None
-    target = Target(FolderCold(str(backup), disk), disk, verify=verify)
+    target = BackupStore(FolderCold(str(backup), disk), disk, verify=verify)
     (id,) = target.ids()
     RestoreJob(
         disk,
@@ -147,7 +147,7 @@ def main() -> None:
         export = f"{BACKUP}/export"
         write_export(disk, export, parts_of(machine), now_ms=1_700_000_001_000, file_bytes=FILE_BYTES)
         source = ShardSource(export, SegmentStore(disk, f"{SHARD}/segments"), 1_700_000_001_000)
-        Target(FolderCold(str(BACKUP), disk), disk).take([source], [(0, SLOTS, 0)])
+        BackupStore(FolderCold(str(BACKUP), disk), disk).take([source], [(0, SLOTS, 0)])
         shutil.rmtree(export)
 
 

@@ -21,7 +21,7 @@ from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.segments.store import Name, SegmentStore
-from shard.transfer.backup import ShardSource, Target
+from shard.transfer.backup import BackupStore, ShardSource
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.protocol.messages import forwards, queues, routers, s2
@@ -44,7 +44,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "target").mkdir()
-        self.target = Target(FolderCold(f"{folder}/target", DISK), DISK)
+        self.target = BackupStore(FolderCold(f"{folder}/target", DISK), DISK)
         self.shards = [QueueDriver(), QueueDriver(Machine(shard=1))]
         for driver in self.shards:
             driver.start("boot")

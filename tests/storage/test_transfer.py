@@ -14,7 +14,7 @@ import pytest
 
 from shard.core.changes import ShardState
 from shard.core.machine import Machine
-from shard.offline.reshard import NotEnoughSpace, Plan, reshard
+from shard.offline.reshard import NotEnoughSpace, ReshardPlan, reshard
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import list_stubs, write_stub
 from shard.storage.segments.store import Name, SegmentStore
@@ -35,8 +35,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return (Disk(), str(tmp_path)) if request.param == "disk" else (FaultDisk("/data"), "/data")
 
 
-def plan_of(root: str, sources: int, targets: int, version: int = 2) -> Plan:
-    return Plan(
+def plan_of(root: str, sources: int, targets: int, version: int = 2) -> ReshardPlan:
+    return ReshardPlan(
         data_dir=root,
         sources=[f"old-{at}" for at in range(sources)],
         targets=[f"new-{at}-v{version}" for at in range(targets)],
@@ -46,7 +46,7 @@ def plan_of(root: str, sources: int, targets: int, version: int = 2) -> Plan:
     )
 
 
-def moved(disk: DiskLike, plan: Plan, now_ms: int = 10_000) -> dict[str, object]:
+def moved(disk: DiskLike, plan: ReshardPlan, now_ms: int = 10_000) -> dict[str, object]:
     reshard(disk, plan, boot_id=BOOT, now_ms=now_ms)
     return all_contents(disk, [f"{plan.data_dir}/{name}" for name in plan.targets])
 

@@ -57,7 +57,7 @@ _INDEX_BATCHES_MAX = 250_000
 _NO_COLD = "the segment is in a cold store, and none is configured; set STREAMS_COLD_DIR"
 
 
-class Unreachable(Exception):
+class ColdStoreUnreachable(Exception):
     """The cold store does not answer now. This says nothing about the data in it."""
 
 
@@ -200,7 +200,7 @@ class SegmentStore:
         """
         cold = self._cold
         if cold is None:
-            raise Unreachable(f"{self._path(name.file)}: {_NO_COLD}")
+            raise ColdStoreUnreachable(f"{self._path(name.file)}: {_NO_COLD}")
         with self._translate_errors():
             if size is None:
                 names = dict.fromkeys((self._cold_name(name.file), _name_without_server(name.file)))
@@ -266,7 +266,7 @@ class SegmentStore:
         if not self._disk.exists(self._path(name.stub)):
             raise FileNotFoundError(ENOENT, "neither the segment nor its stub exists", path)
         if self._cold is None:
-            raise Unreachable(f"{path}: {_NO_COLD}")
+            raise ColdStoreUnreachable(f"{path}: {_NO_COLD}")
         return self._cold_source(self._cold, name, self._index(name).file_bytes)
 
     def _cold_source(self, cold: ColdStore, name: Name, size: int) -> Source:
@@ -328,7 +328,7 @@ class SegmentStore:
         try:
             yield
         except ColdUnavailable as error:
-            raise Unreachable(str(error)) from error
+            raise ColdStoreUnreachable(str(error)) from error
         except ColdError as error:
             raise Corrupt(error.name, 0, error.reason) from error
 

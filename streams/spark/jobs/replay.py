@@ -21,7 +21,7 @@ from streams.spark import offsets
 from streams.spark.jobs.job_context import JobContext, Ledger, box_positions, resume_seq, select_boxes
 from streams.spark.jobs.spark_errors import spark_job
 from streams.spark.jobs.steps import STEP_BYTES, Steps
-from streams.spark.offsets import Cursor, Head, Offset
+from streams.spark.offsets import BoxHead, Cursor, Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +82,7 @@ def replay(
         positions = box_positions(shards, select_boxes(shards, boxes, prefix, besides=to))
         start = _start(shards, positions, from_seq, from_ts, steps, on_gap)
         heads = _ends(shards, positions, start, to_seq, to_ts)
-        sizes = {box: Head.of(state) for box, state in positions.items()}
+        sizes = {box: BoxHead.of(state) for box, state in positions.items()}
 
         def limit() -> int:
             return min(step_records, offsets.bytes_to_records(start, sizes, step_bytes))
