@@ -1,9 +1,9 @@
 """A snapshot of the machine that is taken in small steps while the machine goes on.
 
     begin ─► step ─► step ─► … ─► state          boxes are taken one after the other, a few in each step
-               ▲ before(change)                  whoever is about to change a box has it taken first
+               ▲ before(change)                  a box is taken before a change alters it
 
-So what comes out is the state at the lsn of `begin`, however long it took, and nobody waits longer than one
+The result is the state at the lsn of `begin`, however long it took, and no command waits longer than one
 step: with a hundred thousand boxes all at once would take half a second. Unsealed batches come out too if
 they are asked for: they never change, so that only the list of them is copied. So it is with the jobs of a
 large queue, whose facts are worked out from the list in further steps.
@@ -11,7 +11,7 @@ large queue, whose facts are worked out from the list in further steps.
 Rules of the file
 - `Machine.apply` calls `before` for every change while a capture is under way.
 - A change alters the box of its `generation` and no other, but for a commit, which names those it alters.
-  What belongs to no box is taken at `begin`.
+  State that belongs to no box is taken at `begin`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Capture:
     def __init__(self, state: ShardState, boxes: Mapping[int, Box], *, with_batches: bool = False) -> None:
         """`state` has everything but the boxes."""
         self._state = state
-        self._left = dict(boxes)
+        self._pending_boxes = dict(boxes)
         self._with_batches = with_batches
         #: Large queues that are copied, with the facts of their boxes and the entries worked out so far.
         self._queues: list[tuple[BoxFacts, QueueCopy, list[JobEntry]]] = []
@@ -36,38 +36,38 @@ class Capture:
         self.tails: dict[int, list[Batch]] = {}
 
     def __repr__(self) -> str:
-        return f"<Capture at lsn {self.lsn}, {len(self._left)} boxes left>"
+        return f"<Capture at lsn {self.lsn}, {len(self._pending_boxes)} boxes left>"
 
     @property
     def lsn(self) -> int:
         return self._state.lsn
 
     def before(self, change: Change, lsn: int = 0) -> None:
-        """A box is about to change; it is taken as it is, unless it was taken, or made, since `begin`."""
+        """Takes a box before a change alters it, unless it was taken, or created, since `begin`."""
         if isinstance(change, TxnCommitted):
             generations = [part.generation for part in change.parts]
         else:
             generations = [getattr(change, "generation", 0)]
         for generation in generations:
-            box = self._left.pop(generation, None)
+            box = self._pending_boxes.pop(generation, None)
             if box is not None:
                 self._take(box)
 
     def step(self, boxes_max: int) -> bool:
-        """Takes some of the boxes; whether any are left. A box with a large delete that is not worked out yet
+        """Takes some boxes. Returns True if any remain. A box with a large delete that is not worked out yet
         gets a step for that first."""
         if self._queues:
             self._work_out_jobs()
-            return bool(self._left or self._queues)
-        for _ in range(min(boxes_max, len(self._left))):
-            generation, box = self._left.popitem()
+            return bool(self._pending_boxes or self._queues)
+        for _ in range(min(boxes_max, len(self._pending_boxes))):
+            generation, box = self._pending_boxes.popitem()
             if box.log.settle_deletes():
-                self._left[generation] = box
+                self._pending_boxes[generation] = box
                 break
             self._take(box)
             if self._queues:
                 break
-        return bool(self._left or self._queues)
+        return bool(self._pending_boxes or self._queues)
 
     def _work_out_jobs(self) -> None:
         facts, copy, entries = self._queues[-1]
@@ -92,5 +92,5 @@ class Capture:
 
     def state(self) -> ShardState:
         """The snapshot, when all boxes are taken."""
-        assert not (self._left or self._queues), "some boxes are yet to be taken"
+        assert not (self._pending_boxes or self._queues), "some boxes are yet to be taken"
         return self._state

@@ -97,7 +97,7 @@ class SeqsLost(msgspec.Struct, frozen=True):
     generation: int
     first_seq: int
     last_seq: int
-    #: Of one seq that stands for copies that are missing here: how many. 0 = the seqs themselves are missing.
+    #: How many missing copies the one lost seq represents. 0 = the seqs themselves are missing.
     missed: int = 0
 
 
@@ -107,7 +107,7 @@ class BatchForwarded(BatchAppended, frozen=True, gc=False, kw_only=True):
     origin: str
     life: int
     position: int
-    #: Records the source lost before these. They are told as a hole of one seq before the batch; 0 = none.
+    #: Records the source lost before these. Readers see them as a hole of one seq before the batch; 0 = none.
     lost: int = 0
 
 
@@ -203,7 +203,7 @@ class ShardStarted(msgspec.Struct, frozen=True):
     boot_id: str
     at_ms: int
     #: By how much this life begins before the last time in the log: the system clock was ahead then, or is
-    #: behind now. Deadlines move back by it, so that what was left of a lease is what is left of it now.
+    #: behind now. Deadlines move back by it, so that a lease has as much time left as it had then.
     rewound_ms: int = 0
 
 
@@ -289,7 +289,7 @@ class MovesPlanned(msgspec.Struct, frozen=True):
 
 
 class MovesDone(msgspec.Struct, frozen=True):
-    """The other box has the line up to `position`: what is left of these records here is deleted."""
+    """The other box has the line up to `position`: these records are deleted here."""
 
     generation: int
     dest: str
@@ -336,11 +336,11 @@ class TxnHeld(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnKept(TxnHeld, frozen=True, gc=False):
-    """The same written to the log again, so that the file with its first copy can go."""
+    """A `TxnHeld` that is written to the log again, so that the file with its first copy can be deleted."""
 
 
 class TxnPart(msgspec.Struct, array_like=True, gc=False):
-    """What a commit does to one box."""
+    """The effect of a commit on one box."""
 
     generation: int
     box: str
@@ -348,7 +348,7 @@ class TxnPart(msgspec.Struct, array_like=True, gc=False):
     #: how many each of its batches has.)
     counts: list[int]
     first_seq: int
-    #: What the times of its records are worked out from (`resolve_times`).
+    #: The lower bound from which `resolve_times` computes the times of its records.
     not_before: int
     mode: str
     uncapped: bool
@@ -386,7 +386,7 @@ class TxnRendered(msgspec.Struct, frozen=True):
 
 
 class TxnDropped(msgspec.Struct, frozen=True):
-    """What is held of these parcels is gone; of all of the epoch, when none are named."""
+    """Drops the held rows of these parcels; of the whole epoch when no parcels are named."""
 
     writer: str
     epoch: int
@@ -404,7 +404,7 @@ class StreamCreated(BoxCreated, frozen=True, kw_only=True):
 
 
 class StreamStated(msgspec.Struct, frozen=True):
-    """What a stream is said to be now: another config, or that it is being deleted."""
+    """The new state of a stream: another config, or that it is being deleted."""
 
     generation: int
     config: BoxConfig
@@ -511,7 +511,7 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     #: A 64-bit roaring bitmap.
     deleted: bytes
     holes: list[tuple[int, int]]
-    #: The lsns of the unsealed batches, as u64s; 0 stands for one with nothing live, or in `unrendered`.
+    #: The lsns of the unsealed batches, as u64s; 0 for a batch with nothing live, or in `unrendered`.
     batches: bytes
     last_serial: int = 0
     segments: list[SegmentFacts] = []
@@ -560,7 +560,7 @@ class CommitFacts(msgspec.Struct, array_like=True, gc=False):
     targets: list[tuple[str, int, str, bool]]
     #: The lsns of the chunks that are left, in order.
     chunks: list[int]
-    #: The commit itself, if the object store is to be told of it.
+    #: The commit itself, if it must be uploaded to the object store.
     ships: TxnCommitted | None = None
 
 
@@ -660,5 +660,5 @@ Change = (
     | UploadsMoved
 )
 
-#: What background work brings about, none of it because somebody asked.
+#: Changes that background work makes, not a command.
 UpkeepChange = SegmentSealed | SegmentsReplaced | SegmentMoved | BatchKept | RecordsDeleted

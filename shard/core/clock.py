@@ -29,7 +29,7 @@ class Clock:
         #: Shard time minus monotonic time, at `_since_ns`.
         self._offset_ns = wall_ns - monotonic_ns
         self._since_ns = monotonic_ns
-        #: What is to be made good from `_since_ns` on: positive when shard time is behind the system clock.
+        #: The correction to make from `_since_ns` on: positive when shard time is behind the system clock.
         self._behind_ns = 0
 
     def __repr__(self) -> str:
@@ -38,16 +38,17 @@ class Clock:
     def now_ms(self, monotonic_ns: int) -> int:
         if not self._behind_ns:
             return (monotonic_ns + self._offset_ns) // 1_000_000
-        return (monotonic_ns + self._offset_ns + self._made_good(monotonic_ns)) // 1_000_000
+        return (monotonic_ns + self._offset_ns + self._correction_ns(monotonic_ns)) // 1_000_000
 
-    def _made_good(self, monotonic_ns: int) -> int:
-        moved = (monotonic_ns - self._since_ns) // SLEW
-        return min(moved, self._behind_ns) if self._behind_ns > 0 else max(-moved, self._behind_ns)
+    def _correction_ns(self, monotonic_ns: int) -> int:
+        """The part of the correction that has been made by now."""
+        slew_ns = (monotonic_ns - self._since_ns) // SLEW
+        return min(slew_ns, self._behind_ns) if self._behind_ns > 0 else max(-slew_ns, self._behind_ns)
 
     def observe(self, *, wall_ns: int, monotonic_ns: int) -> int:
         """Compares shard time with the system clock and corrects it from now on. Returns how many ns shard
         time is behind; negative when it is ahead."""
-        self._offset_ns += self._made_good(monotonic_ns)
+        self._offset_ns += self._correction_ns(monotonic_ns)
         self._since_ns = monotonic_ns
         behind_ns = wall_ns - (monotonic_ns + self._offset_ns)
         self._behind_ns = behind_ns if abs(behind_ns) >= _NOISE_NS else 0

@@ -1,7 +1,7 @@
-"""What a feature may use of the machine, and nothing else: boxes, the log, replies, timers, limits.
+"""The part of the machine that features may use: boxes, the log, replies, timers, limits.
 
-A feature is built with the context and registers its handlers and appliers with it (`kernel.py`). What
-features share is a public call here, or of another feature that is named here. `machine.py` builds them.
+A feature is built with the context and registers its handlers and appliers with it (`kernel.py`).
+Features share public methods of the context, and of the features that it names. `machine.py` builds them.
 
     require, find_box            a box by its name, or the error that says that it does not exist
     log, stage                   apply a change and note it for the log; `stage` leaves out memory boxes
@@ -38,7 +38,7 @@ from streams.protocol.model.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.telemetry.reports import TallyReport
 
 #: A disk box that has not been written to for this long gives back the seqs it has reserved, so that a power
-#: cut does not make it tell of a loss that cannot have happened.
+#: cut does not make it report a loss that cannot have happened.
 RESERVATION_IDLE_MS = 5_000
 
 #: More than there can be shards. With it a generation stays below 2**53 until the year 2248.
@@ -46,7 +46,7 @@ GENERATIONS_PER_MS = 1024
 
 
 class BoxChange(Protocol):
-    """A change that names the box that it is of."""
+    """A change of one box, which it names by its generation."""
 
     @property
     def generation(self) -> int: ...
@@ -87,7 +87,7 @@ class Context(Kernel):
         self.due_records, self.due_bytes = due_records, due_bytes
         #: Boxes with new segments or new dead records: candidates for compaction.
         self.boxes_with_dead_records: dict[int, Box] = {}
-        #: Boxes to which a segment has come: they may have one to spare for the cold store.
+        #: Boxes with a new segment: one of their segments may be due for the cold store.
         self.movable: dict[int, Box] = {}
         #: Boxes with `compact: "tag"` that were written to since they were last looked at.
         self.compactable: dict[int, Box] = {}
@@ -136,7 +136,7 @@ class Context(Kernel):
         return box
 
     def find_box(self, name: str, now_ms: int, entries: LogEntries) -> Box:
-        """The box, with what has expired evicted."""
+        """Return the box, after evicting its expired records."""
         box = self.require(name)
         self.expire(box, now_ms, entries)
         return box
@@ -156,7 +156,7 @@ class Context(Kernel):
         return box.last_append_ms + RESERVATION_IDLE_MS
 
     def arm_timer(self, box: Box) -> None:
-        """Sees to it that a tick comes when this box needs one."""
+        """Arms the timer for the next tick that this box needs."""
         due_ms = box.queue.next_due_ms() if box.queue is not None else None
         if box.stream is not None:
             due_ms = box.stream.due_ms()
@@ -199,7 +199,7 @@ class Context(Kernel):
         return self.answer_absent(getattr(command, "box", ""), error, entries)
 
     def answer_absent(self, name: str, reply: Reply | StreamsError, entries: LogEntries) -> Outcome:
-        """A reply that says of a box that it is not there."""
+        """Return the reply that a box does not exist."""
         return reply_after(self.durability.wait_for_absence(name), entries, reply)
 
     def require_room(self, account: str, size: int, now_ms: int, *, counts: bool = True) -> None:
@@ -249,21 +249,21 @@ class Context(Kernel):
     def plan_created(
         self, command: commands.Append | forwards.ForwardHead, now_ms: int
     ) -> tuple[changes.BoxCreated, Box]:
-        """The box that this write would make, as a stand-in to check the write against."""
+        """Return the box that this write would create, as a placeholder to check the write against."""
         may_create = command.box not in self.not_recreated if command.create is None else command.create
         if not may_create:
             raise BoxNotFound(
                 f"box {command.box} does not exist and this write may not create it", box=command.box
             )
-        created = self.plan_box(command.box, command.config, now_ms)
-        return created, placeholder(created)
+        creation = self.plan_box(command.box, command.config, now_ms)
+        return creation, placeholder(creation)
 
     def append_batch(
         self,
         command: commands.Append | forwards.Forward | AppendStream,
         box: Box,
         change: changes.BatchAppended,
-        created: bool,
+        is_new_box: bool,
         entries: LogEntries,
     ) -> Outcome:
         batch = change.batch
@@ -275,7 +275,7 @@ class Context(Kernel):
         if reserves:
             self.arm_timer(box)  # a tick gives back what it will not have used
         reply = commands.AppendResult(
-            box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
+            box.name, batch.first_seq, last_seq, last_seq, is_new_box, False, command.return_seqs
         )
         if lsn == 0:
             wakes: tuple[str, ...] = (box.name,)

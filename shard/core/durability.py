@@ -69,7 +69,7 @@ def _by_class(*stages: Stage) -> Mapping[str, Stage]:
 
 
 class Answer(Enum):
-    """What a reply about a box rests on, and the stage that it waits for: the first table above."""
+    """Kinds of replies about a box, and the stage that each waits for: the first table above."""
 
     RECORDS = ("records", _AT_ONCE, _LOGGED, _DURABLE, _STORED)
     STRONG_READ = ("a strong read", _DURABLE, _DURABLE, _DURABLE, _STORED)
@@ -89,7 +89,7 @@ COMMITTED_RECORDS = _by_class(_AT_ONCE, _DURABLE, _DURABLE, _STORED)
 
 
 class Wait(NamedTuple):
-    """What a reply waits for: `lsn` is logged, or durable, or stored. 0 = nothing."""
+    """The condition for a reply: `lsn` is logged, or durable, or stored. 0 = send it at once."""
 
     lsn: int
     until_durable: bool = False
@@ -100,7 +100,7 @@ NOTHING = Wait(0)
 
 
 class Store(Protocol):
-    """What this module needs to know of the object store."""
+    """The state of the object store that this module reads."""
 
     @property
     def position(self) -> int:
@@ -129,7 +129,7 @@ class _WaitingRecords(NamedTuple):
 
 class Durability:
     def __init__(self, *, on_shown: Callable[[Box], bool]) -> None:
-        """`on_shown` hears of a box whose readers see more, and returns True if the carrier has work."""
+        """`on_shown` is called with a box whose readers see more. It returns True if the relay has work."""
         self._on_shown = on_shown
         self._store: Store | None = None
         self.logged_lsn = 0
@@ -151,7 +151,7 @@ class Durability:
     # -- replies
 
     def wait_for(self, answer: Answer, box: Box, lsn: int) -> Wait:
-        """What a reply about a box waits for that rests on its change `lsn`."""
+        """Return the wait of a reply about a box that depends on the change at `lsn`."""
         stage = answer.by_class[box.config.durability]
         if stage is _LOGGED:
             if box.volatile.staged_durable_lsn > self.durable_lsn:
@@ -163,7 +163,7 @@ class Durability:
         return self.wait_until(stage, lsn)
 
     def wait_until(self, stage: Stage, lsn: int) -> Wait:
-        """What a reply waits for that must not go before `lsn` has reached this stage."""
+        """Return the wait of a reply that must not be sent before `lsn` has reached this stage."""
         if stage is _STORED:
             assert self._store is not None, "STORE"
             return NOTHING if lsn <= self._store.position else Wait(lsn, True, True)
@@ -172,17 +172,17 @@ class Durability:
         return NOTHING if stage is _AT_ONCE or lsn <= self.logged_lsn else Wait(lsn)
 
     def wait_for_config(self, lsn: int, *classes: str) -> Wait:
-        """What a reply waits for that says what a box is. The classes are those before and after."""
+        """Return the wait of a reply that describes a box. `classes`: its durability before and after."""
         stages = {Answer.BOX.by_class[each] for each in classes}
         return self.wait_until(_STORED if _STORED in stages else _DURABLE, lsn)
 
     def wait_for_commit(self, lsn: int, boxes: Iterable[Box]) -> Wait:
-        """What the reply to a commit waits for, which wrote to these boxes."""
+        """Return the wait of the reply to a commit that wrote to these boxes."""
         stages = {COMMITTED_RECORDS[box.config.durability] for box in boxes}
         return self.wait_until(_STORED if _STORED in stages else _DURABLE, lsn)
 
     def wait_for_transaction(self, lsn: int) -> Wait:
-        """What a reply waits for that says what became of a transaction. It may have been of object boxes."""
+        """Return the wait of a reply about a transaction's result. It may have written to object boxes."""
         is_on = self._store is not None and self._store.is_on
         return self.wait_until(_STORED if is_on else _DURABLE, lsn)
 
@@ -190,23 +190,23 @@ class Durability:
         return self.wait_until(_LOGGED, lsn)
 
     def wait_for_register(self, lsn: int) -> Wait:
-        """What a reply about routers, basins or access tokens waits for."""
+        """Return the wait of a reply about routers, basins or access tokens."""
         in_store = self._store is not None and self._store.registers
         return self.wait_until(_STORED if in_store else _DURABLE, lsn)
 
     def wait_for_endpoint(self, lsn: int) -> Wait:
-        """What a reply about endpoints of routers waits for."""
+        """Return the wait of a reply about endpoints of routers."""
         return self.wait_until(_DURABLE, lsn)
 
     def wait_for_absence(self, name: str = "") -> Wait:
-        """What a reply waits for that says that this box, or one of many, does not exist."""
+        """Return the wait of a reply that this box does not exist; without a name, of a list of boxes."""
         deletion_lsn = self._store.deletion_of(name) if self._store is not None and self._store.is_on else 0
         if deletion_lsn:
             return self.wait_until(_STORED, deletion_lsn)
         return self.wait_until(_DURABLE, self._deleted_lsn)
 
     def wait_for_list(self, boxes: Iterable[tuple[Box, int]]) -> Wait:
-        """What a reply waits for that shows these boxes, each with the lsn it rests on, and no others."""
+        """Return the wait of a reply that lists these boxes only, each with the lsn it depends on."""
         lsn = self.wait_for_absence().lsn
         for box, rests_on in boxes:
             lsn = max(lsn, self.wait_for(Answer.LIST, box, rests_on).lsn)
@@ -254,39 +254,38 @@ class Durability:
         box.volatile.reserved_lsn = lsn
         self._reservations.append(_WaitingRecords(lsn, box, box.reserved_seq))
 
-    def logged(self, lsn: int) -> list[str]:
-        """Everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
+    def on_logged(self, lsn: int) -> list[str]:
+        """Notes that everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
         self.logged_lsn = max(self.logged_lsn, lsn)
         return self._show(self._until_logged, lsn)
 
-    def durable(self, lsn: int) -> list[str]:
-        """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
+    def on_durable(self, lsn: int) -> list[str]:
+        """Notes that everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
         self.logged_lsn = max(self.logged_lsn, lsn)
         self.durable_lsn = max(self.durable_lsn, lsn)
         reservations = self._reservations
         while reservations and reservations[0].lsn <= lsn:
-            reserved = reservations.popleft()
-            if (
-                reserved.lsn == reserved.box.volatile.reserved_lsn
-            ):  # a later one may take back what this one gave
-                reserved.box.volatile.reserved_durable_seq = reserved.seq
+            reservation = reservations.popleft()
+            volatile = reservation.box.volatile
+            if reservation.lsn == volatile.reserved_lsn:  # a later reservation may be smaller
+                volatile.reserved_durable_seq = reservation.seq
         return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
 
-    def stored(self, lsn: int) -> list[str]:
-        """Everything up to `lsn` is in the object store. Returns the boxes whose readers may see more."""
+    def on_stored(self, lsn: int) -> list[str]:
+        """Notes that everything up to `lsn` is in the store. Returns the boxes whose readers may see more."""
         return self._show(self._until_stored, lsn)
 
     def _show(self, waiting: deque[_WaitingRecords], lsn: int) -> list[str]:
-        shown: list[str] = []
+        names: list[str] = []
         while waiting and waiting[0].lsn <= lsn:
             entry = waiting.popleft()
             log = entry.box.log
             if entry.seq > log.visible_seq:  # else the box went to memory meanwhile, where all is shown
                 log.show(entry.seq, entry.ts)
-                shown.append(entry.box.name)
+                names.append(entry.box.name)
                 if entry.box.outboxes and self._on_shown(entry.box):
-                    shown.append(RELAY)
-        return shown
+                    names.append(RELAY)
+        return names
 
     def check(self) -> None:
         """Asserts the invariants named above. For tests."""

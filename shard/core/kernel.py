@@ -16,8 +16,8 @@ A shard is a state machine. The engine hands it a command with the time, and log
 handler raises `StreamsError` to refuse.
 
 *Handled again.* A command that cannot be finished now returns `Outcome.needs`, of type `Missing`, and is
-handled again when the engine has what it needs. What it has logged by then (an expiry, the one change of
-a long delete) is complete in itself. Five reasons; the first three are raised, and caught in `handle`:
+handled again when the engine has what it needs. Changes that it has logged by then (an expiry, the change of
+a long delete) are complete in themselves. Five reasons; the first three are raised, and caught in `handle`:
 
     NotLoaded         the payload of a sealed batch: fetched from its segment (`boxes/sealed.py`)
     NotRendered       a NotLoaded. Rows of a commit: waits until they are rendered
@@ -113,7 +113,7 @@ class Kernel:
     def observe_before(self, kinds: Iterable[type[object]], observe: Observer) -> None:
         """Has changes of these kinds shown to `observe` before they are applied. Others pay nothing."""
         for kind in kinds:
-            self._appliers[kind] = _observed(observe, self._appliers[kind])
+            self._appliers[kind] = _with_observer(observe, self._appliers[kind])
 
     def on_snapshot(self, take: Callable[[ShardState], None], restore: Callable[[ShardState], None]) -> None:
         """Registers what writes the logged state of a feature into a snapshot, and what takes it back."""
@@ -183,9 +183,9 @@ class Kernel:
             observe(change, lsn)
 
 
-def _observed(observe: Observer, apply: Callable[[object, int], None]) -> Callable[[object, int], None]:
-    def applied(change: object, lsn: int) -> None:
+def _with_observer(observe: Observer, apply: Callable[[object, int], None]) -> Callable[[object, int], None]:
+    def observe_and_apply(change: object, lsn: int) -> None:
         observe(cast(Change, change), lsn)
         apply(change, lsn)
 
-    return applied
+    return observe_and_apply

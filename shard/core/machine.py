@@ -2,8 +2,8 @@
 
     handle(command, now_ms) ──► Outcome(changes to log, reply, what the reply waits for, boxes to wake)
     apply(change, lsn)      the only code that mutates; handle uses it, recovery replays through it
-    logged(lsn)/durable(lsn)──► boxes whose readers may see more now; `uploading.moved` likewise
-    tick(now_ms)            what time alone brings about (expiry); next_deadline_ms() says when to call
+    on_logged, on_durable   ──► boxes whose readers may see more now; `uploading.moved` likewise
+    tick(now_ms)            changes that time alone causes (expiry); next_deadline_ms() says when to call
 
 `kernel.py` explains how it works, `context.py` what features may use, `durability.py` when replies go.
 
@@ -11,7 +11,7 @@ Invariants
 - NAMES: `boxes` and `generations` hold the same boxes.
 - KEYS: `keys_kept` counts the idempotency keys of all boxes.
 - CEILING: a disk box shows no seq above those that it has reserved.
-- UNSEALED: `unsealed` holds exactly the stored boxes with batches in their tails.
+- UNSEALED: `unsealed_boxes` holds exactly the stored boxes with batches in their tails.
 - UPKEEP: boxes that are candidates of background work exist.
 - GENERATIONS: no box has a generation above the last one that was given.
 """
@@ -63,15 +63,15 @@ TICK_BOXES_MAX = 64
 FETCH_MS = 100
 
 
-class Wanted(NamedTuple):
-    """What a snapshot names and does not hold."""
+class RestoreNeeds(NamedTuple):
+    """The batches, segments and held rows that a snapshot names but does not contain."""
 
     #: By the lsn of its append: the box that gets the batch back through `log.hydrate`.
     batches: dict[int, Box]
     #: To be given back through `log.attach`.
     segments: list[tuple[Box, SegmentFacts]]
-    #: The lsns of what is held for transactions: to be given back through `txns.give_back`.
-    held: set[int]
+    #: The lsns of rows that are held for transactions: to be given back through `txns.give_back`.
+    held_lsns: set[int]
 
 
 class Machine(Context):
@@ -122,7 +122,7 @@ class Machine(Context):
         self.sessions = Sessions(sessions_max)
         self.on_check(self.sessions.check)
         self.on_snapshot(self.sessions.take_snapshot, self.sessions.restore)
-        #: What keys with limits use here.
+        #: Usage of keys that have limits.
         self.usage = Usage(self)
         self.box_appliers = BoxAppliers(self)
         BoxHandlers(self)
@@ -147,16 +147,16 @@ class Machine(Context):
 
     # -- the surface
 
-    def logged(self, lsn: int) -> list[str]:
-        """Everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
-        return self.durability.logged(lsn)
+    def on_logged(self, lsn: int) -> list[str]:
+        """Notes that everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
+        return self.durability.on_logged(lsn)
 
-    def durable(self, lsn: int) -> list[str]:
-        """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
-        shown = self.durability.durable(lsn)
+    def on_durable(self, lsn: int) -> list[str]:
+        """Notes that everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
+        names = self.durability.on_durable(lsn)
         if self.moves.on_durable(lsn):
-            shown.append(forwards.RELAY)
-        return shown
+            names.append(forwards.RELAY)
+        return names
 
     @property
     def logged_lsn(self) -> int:
@@ -179,7 +179,7 @@ class Machine(Context):
 
     def tick(self, now_ms: int) -> Outcome:
         entries: LogEntries = []
-        woken: list[str] = []
+        wakes: list[str] = []
         needs: list[Missing] = []
         jobs_back = 0
         for _ in range(TICK_BOXES_MAX):
@@ -194,7 +194,7 @@ class Machine(Context):
                 continue
             back = box.queue.advance(now_ms) if box.queue is not None else 0
             if back:
-                woken.append(box.name)
+                wakes.append(box.name)
             jobs_back += back
             idle_at = self.idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
@@ -202,7 +202,7 @@ class Machine(Context):
             gone_at = box.gone_ms()
             if gone_at is not None and gone_at <= now_ms:
                 self.log(changes.BoxDeleted(box.generation), entries)
-                woken.append(box.name)
+                wakes.append(box.name)
             else:
                 self.arm_timer(box)
             if jobs_back >= ADVANCE_MAX:  # more may be due at once; others come first
@@ -210,8 +210,8 @@ class Machine(Context):
         self.keys_kept -= self.key_expiry.step(self.generations, now_ms, self.on_keys_dropped)
         self._committing.tick(now_ms, entries)
         if self.forwarding.outboxes.retry(now_ms):
-            woken.append(forwards.RELAY)
-        return Outcome(entries, None, wakes=tuple(woken), needs=tuple(needs))
+            wakes.append(forwards.RELAY)
+        return Outcome(entries, None, wakes=tuple(wakes), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> Outcome:
         """Begins a life of the shard, after recovery: settles what the last one left open. `boot_id` names
@@ -223,8 +223,8 @@ class Machine(Context):
             # gone: a disk record is acked when it is in the file, and the file outlives the process.
             for box in list(self.boxes.values()):
                 if box.is_disk and box.reserved_seq > box.log.head_seq:
-                    lost = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
-                    self.stage(lost, box, entries)
+                    loss = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
+                    self.stage(loss, box, entries)
         self.log(changes.ShardStarted(boot_id, now_ms, max(0, self.last_ms - now_ms)), entries)
         self.tally = TallyReport()
         for box in self.boxes.values():
@@ -253,13 +253,13 @@ class Machine(Context):
         return Outcome(entries, None)
 
     def upkeep(self, change: changes.UpkeepChange) -> Outcome:
-        """Makes a change that background work has come to. Of a box in memory the log is told nothing."""
+        """Makes a change that background work has prepared. A change of a memory box is not logged."""
         entries: LogEntries = []
         self.stage(change, self.generations[change.generation], entries)
         return Outcome(entries, None)
 
     def give_up(self, command: Command) -> None:
-        """Drops what was found for a command that is answered with an error, and not handled again."""
+        """Drops the search results of a command that is answered with an error, and not handled again."""
         box = self.boxes.get(getattr(command, "box", ""))
         if box is not None and box.volatile.deletion is not None and box.volatile.deletion.command is command:
             box.end_deletion()
@@ -267,17 +267,17 @@ class Machine(Context):
     def let_moves_go(self, now_ms: int) -> Outcome:
         """Ends a hold of moves (`queues/record_moves.py`)."""
         entries: LogEntries = []
-        freed = self.moves.resume(now_ms, entries)
-        return Outcome(entries, None, wakes=(forwards.RELAY, *freed))
+        boxes = self.moves.resume(now_ms, entries)
+        return Outcome(entries, None, wakes=(forwards.RELAY, *boxes))
 
     def keep_held(self, pinned_lsn: int) -> Outcome | None:
         """Logs a chunk that is held for a transaction again, so that the log up to `pinned_lsn` is not needed
         for it. None when there is nothing to do."""
         entries: LogEntries = []
-        kept = self.txns.to_keep(pinned_lsn)
-        if kept is None:
+        change = self.txns.to_keep(pinned_lsn)
+        if change is None:
             return None
-        self.log(kept, entries)
+        self.log(change, entries)
         return Outcome(entries, None)
 
     def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], chunks: int = 0) -> Outcome:
@@ -392,8 +392,8 @@ class Machine(Context):
         self._captures.remove(capture)
         self.before_apply.remove(capture.before)
 
-    def restore(self, state: ShardState) -> Wanted:
-        """Takes over a snapshot. Returns what it names and does not hold."""
+    def restore(self, state: ShardState) -> RestoreNeeds:
+        """Takes over a snapshot. Returns what must still be read: it is named there but not contained."""
         assert self.lsn == 0 and not self.boxes, "restore comes first"
         self.lsn = state.lsn
         self.boot_id = state.boot_id
@@ -401,7 +401,7 @@ class Machine(Context):
         self.last_generation = state.last_generation
         self.last_ms = state.at_ms
         self.not_recreated = dict.fromkeys(state.not_recreated)
-        wanted = Wanted({}, [], set(state.held))
+        needs = RestoreNeeds({}, [], set(state.held))
         for facts in state.boxes:
             box = Box.from_facts(facts)
             self.boxes[box.name] = box
@@ -410,18 +410,18 @@ class Machine(Context):
             self.key_expiry.watch(box)
             for lsn in array("Q", facts.batches):
                 if lsn:
-                    wanted.batches[lsn] = box
-            wanted.segments.extend((box, segment) for segment in facts.segments)
+                    needs.batches[lsn] = box
+            needs.segments.extend((box, segment) for segment in facts.segments)
             self.durability.note_reservation(box, state.lsn)
         self.restore_snapshot(state)
-        return wanted
+        return needs
 
-    def hydrated(self) -> None:
-        """All batches of the snapshot have been given back: settle what depends on them."""
+    def end_hydration(self) -> None:
+        """Ends the hydration: all batches of the snapshot are back. Computes what depends on them."""
         for box in self.boxes.values():
-            box.log.hydrated()
+            box.log.end_hydration()
             self.box_appliers.note_unsealed(box, 0)
-            self.box_appliers.note_dented(box)
+            self.box_appliers.note_dead_records(box)
             self.box_appliers.note_movable(box)
             if box.config.compact == "tag":
                 self.compactable[box.generation] = box
@@ -429,14 +429,14 @@ class Machine(Context):
         self.txns.hydrated()
 
     def segments(self) -> Iterator[Segment]:
-        """Every segment that some box of this shard has."""
+        """Every segment of every box of this shard."""
         for box in self.boxes.values():
             yield from box.log.segments
 
-    def recovered(self, lsn: int) -> None:
-        """Everything up to `lsn` has been replayed and is on the disk: it is all visible, but for what must
-        be in the object store first."""
-        self.durable(lsn)
+    def end_recovery(self, lsn: int) -> None:
+        """Ends the recovery: everything up to `lsn` has been replayed and is on the disk. All records become
+        visible, except those of object boxes that are not in the object store yet."""
+        self.on_durable(lsn)
         for box in self.boxes.values():
             while box.log.settle_deletes():
                 pass
@@ -459,8 +459,8 @@ class Machine(Context):
         assert self.keys_kept == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         self.key_expiry.check(self.boxes.values())
         assert self.logged_lsn <= self.lsn, "LSN"
-        stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
-        assert {box.generation for box in stored} == set(self.unsealed_boxes), "UNSEALED"
+        boxes = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
+        assert {box.generation for box in boxes} == set(self.unsealed_boxes), "UNSEALED"
         self.unsealed_boxes.check()
         for candidates in (self.due, self.boxes_with_dead_records, self.movable, self.compactable):
             assert all(self.generations.get(each) is box for each, box in candidates.items()), "UPKEEP"

@@ -1,4 +1,4 @@
-"""What handling a command comes to. Everything that handles commands shares it."""
+"""The outcome of handling a command, shared by everything that handles commands."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from streams.protocol.messages.commands import Reply
 LogEntries = list[tuple[int, Change]]
 
 
-#: What a command needs before it can go on: something that is not in memory, to be fetched from a segment, or
-#: only another turn.
+#: The reason why a command cannot go on yet: data that is not in memory and must be fetched, or only that it
+#: needs another turn.
 Missing = NotLoaded | TagsNotLoaded | ChunksNotLoaded | NeedsAnotherStep
 
 
 class Outcome(NamedTuple):
-    """What a command comes to.
+    """The result of handling a command.
 
     `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
     if `until_durable`, or stored if `until_uploaded`, when it is durable too. `reply` is None when a read has
     nothing yet and the caller may wait (`wait_ms`); it is not to be asked again before `not_before_ms`. Or it
     is None because the command cannot be finished now: `needs` says why. Then the same command is handled
-    again. What it has logged by then is in `changes`, and is complete in itself (`kernel.py`). Changes after
+    again. `changes` has what it has logged by then, complete in itself (`kernel.py`). Changes after
     `waits_for_lsn` need not be in the log when the reply goes if it has `afterthoughts`.
     """
 

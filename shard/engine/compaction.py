@@ -47,7 +47,7 @@ def copy_input(box: Box, *, durable_lsn: int) -> CompactionInput:
         log.sealable(durable_lsn=durable_lsn, bytes_max=1 << 62),
         list(map(Name.of, log.segments)),
         log.earliest_seq,
-        log.deleted.copy(),
+        log.deleted_seqs.copy(),
     )
 
 

@@ -385,12 +385,12 @@ class Engine:
         self._end_turn()
 
     def _note_logged(self, lsn: int, wal_append_ms: float) -> None:
-        boxes = self.machine.logged(lsn)
+        boxes = self.machine.on_logged(lsn)
         self._replies.on_logged(lsn, wal_append_ms)
         self._wake(boxes)
 
     def _on_durable(self, lsn: int, fsync_ms: float) -> None:
-        boxes = self.machine.durable(lsn) + self.delivery.reads.strong_due(lsn)
+        boxes = self.machine.on_durable(lsn) + self.delivery.reads.strong_due(lsn)
         self._replies.on_durable(lsn, fsync_ms, self._committer.append_ms_last)
         self._wake(boxes)
         self._end_turn()

@@ -74,7 +74,7 @@ class LogRepair:
         if state is not None:
             references = self.machine.restore(state)
             batch_boxes = dict(references.batches)
-            self._chunk_lsns = references.held
+            self._chunk_lsns = references.held_lsns
             missing_segments = set(self._segments.attach(references.segments))
         self._hydrate_retained()
         is_hydrating = True
@@ -95,7 +95,7 @@ class LogRepair:
             self._settle(facts_of, batch_boxes, missing_segments)
         self._lose_unrendered()
         self._skip_seqs()
-        self.machine.recovered(self.machine.lsn)
+        self.machine.end_recovery(self.machine.lsn)
         if self._knows_all_segments:
             self._segments.collect_unnamed_stubs(self.machine, missing_segments)
 
@@ -156,7 +156,7 @@ class LogRepair:
             serials = {serial for each, serial in missing_segments if each == generation}
             self._lose(box, find_lost(box, facts, serials), "a segment or a frame of the log is damaged")
             offline_edits.recount(box.log)
-        self.machine.hydrated()
+        self.machine.end_hydration()
         self._render_commits()
 
     # -- after the snapshot

@@ -296,7 +296,7 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
             if runs:
                 box.last_serial += 1
                 replacement = store.write(box.generation, box.last_serial, live_batches(store, segment, runs))
-    cut_after(box, seq, last_ts=last_ts, stand_in=replacement)
+    cut_after(box, seq, last_ts=last_ts, replacement=replacement)
     if cut.retained_seqs:
         for key in [key for key, entry in box.keys.items() if entry.last_seq > until_seq]:
             del box.keys[key]

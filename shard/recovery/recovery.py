@@ -4,11 +4,11 @@
     segments it names     ──► SegmentStore.open        (their indexes; payloads stay in the files)
     frames up to S        ──► payloads of the batches and chunks that the snapshot names, also from log files
                               that were retained for chunks alone; other frames are skipped
-                              machine.hydrated         (all payloads are loaded)
+                              machine.end_hydration    (all payloads are loaded)
     frames after S        ──► machine.apply, in order
     the end of the log    ──► the scan stops at a torn tail; it raises `Corrupt` for damage
     wal.settle            ──► the log is synced, its torn tail is cut off, and it is open for writing
-    machine.recovered     ──► all of it may be seen; object boxes wait for the store
+    machine.end_recovery  ──► all of it may be seen; object boxes wait for the store
 
 It is a generator so that its caller can report progress to clients between two steps. The caller is
 `shard/__main__.py`. It goes on with `page_cache.py` (has the page cache survived?) and `Engine.run`, which
@@ -74,7 +74,7 @@ def recover(
         snapshot_lsn, needs_lsn = snapshot.lsn, state.needs_lsn
         references = machine.restore(state)
         missing_batches = dict(references.batches)
-        missing_chunks = set(references.held)
+        missing_chunks = set(references.held_lsns)
         for number, (owner, facts) in enumerate(references.segments):
             owner.log.attach(open_segment(owner.generation, facts), facts.dead)
             if number % _STEP_SEGMENTS == 0:
@@ -119,7 +119,7 @@ def recover(
         _finish_hydration(machine, missing_batches.keys() | missing_chunks, wal)
     if settles:
         wal.settle()
-    machine.recovered(machine.lsn)
+    machine.end_recovery(machine.lsn)
     skipped_snapshots = snapshot.damaged_paths if snapshot is not None else []
     yield RecoverySummary(snapshot_lsn, needs_lsn, machine.lsn, frames_applied, read_bytes, skipped_snapshots)
 
@@ -142,4 +142,4 @@ def _finish_hydration(machine: Machine, missing_lsns: Set[int], wal: Wal) -> Non
         first = min(missing_lsns)
         oldest = wal.path_of(wal.files()[0].number)
         raise Corrupt(oldest, 0, f"the frame of lsn {first}, which the snapshot needs, is missing")
-    machine.hydrated()
+    machine.end_hydration()

@@ -115,7 +115,7 @@ def end_life(machine: Machine, *, boot_id: str, now_ms: int, cache_survived: boo
     """
     machine.start(boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
     machine.stop(now_ms)
-    machine.recovered(machine.lsn)
+    machine.end_recovery(machine.lsn)
 
 
 # ---------------------------------------------------------------------------------------------------

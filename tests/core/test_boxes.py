@@ -189,7 +189,7 @@ def test_a_small_box_takes_less_than_2500_bytes_of_memory() -> None:
     try:
         for number in range(500):
             driver.machine.handle(driver.write("x", box=f"box-{number}"), driver.now_ms)
-            driver.machine.durable(driver.machine.lsn)
+            driver.machine.on_durable(driver.machine.lsn)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

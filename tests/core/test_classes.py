@@ -38,7 +38,7 @@ def test_a_memory_write_is_answered_and_seen_at_once() -> None:
     assert visible(driver) == 2
     assert driver.do(commands.DeleteRecords("b", 2)).waits_for_lsn == 0
     assert driver.do(commands.SetFence("b", "t")).waits_for_lsn == 0
-    assert driver.machine.logged(driver.machine.lsn) == []
+    assert driver.machine.on_logged(driver.machine.lsn) == []
 
 
 def test_a_memory_write_that_creates_its_box_waits_for_the_box() -> None:

@@ -59,19 +59,19 @@ class Stages:
         self.durability = Durability(on_shown=lambda box: False)
         self.store = Store(self.durability, is_on=is_on, registers=registers)
         self.durability.use_store(self.store)
-        self.durability.durable(BEFORE)
+        self.durability.on_durable(BEFORE)
 
     def reach(self, moment: str) -> list[str]:
         """Brings the change to a stage, by way of those before it."""
         shown: list[str] = []
         for each in MOMENTS[1 : MOMENTS.index(moment) + 1]:
             if each == "logged":
-                shown += self.durability.logged(LSN)
+                shown += self.durability.on_logged(LSN)
             elif each == "durable":
-                shown += self.durability.durable(LSN)
+                shown += self.durability.on_durable(LSN)
             else:
                 self.store.pending_lsn = 1 << 60
-                shown += self.durability.stored(LSN)
+                shown += self.durability.on_stored(LSN)
         self.durability.check()
         return shown
 
@@ -87,7 +87,7 @@ def box_of(durability: str) -> Box:
 
 def append_to(box: Box) -> None:
     batch = render(Columns([b"1"], None, None, None), first_seq=1, times=1)
-    box.appended(BatchAppended(1, batch, 1, None), 0 if box.is_memory else LSN)
+    box.apply_append(BatchAppended(1, batch, 1, None), 0 if box.is_memory else LSN)
 
 
 CELLS = pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_disk_write_waits_for_the_disk_above_its_ceiling_and_behind_an_earlier
         box.volatile.staged_durable_lsn = BEFORE + 1
     assert stages.durability.show_append(box, LSN, 1, 1) is Stage.DURABLE
     assert box.volatile.staged_durable_lsn == LSN and stages.reach("logged") == []
-    assert stages.durability.durable(LSN) == ["b"]
+    assert stages.durability.on_durable(LSN) == ["b"]
 
 
 def test_reserved_seqs_are_usable_when_their_reservation_is_durable() -> None:

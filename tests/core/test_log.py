@@ -121,7 +121,7 @@ def test_deleting_the_first_records_one_by_one_moves_the_first_live_seq() -> Non
     log = filled(3, 3)
     delete_seqs(log, BitMap64([2]))
     delete_seqs(log, BitMap64([1]))
-    assert log.earliest_seq == 3 and len(log.deleted) == 0
+    assert log.earliest_seq == 3 and len(log.deleted_seqs) == 0
     delete_seqs(log, BitMap64([3, 4]))
     assert log.earliest_seq == 5
     log.check()
@@ -183,7 +183,7 @@ def test_many_husks_are_cut_out_and_nothing_else_changes(monkeypatch: pytest.Mon
     assert len(log.tail.batches) < 10
     assert live(log) == [1, 2, 3, 4, 7, 8, 17, 18, 19, 20]
     assert log.span_at(9) is None and next(log.spans(9)) is next(log.spans(17))
-    assert len(log.deleted) == 0, "nor is anything remembered of them"
+    assert len(log.deleted_seqs) == 0, "nor is anything remembered of them"
     log.check()
     assert evict_before(log, 18, "cap") == 7
     assert (log.evict_floor, log.earliest_seq) == (18, 18)
@@ -308,10 +308,10 @@ def test_batches_given_back_must_agree_with_the_snapshot() -> None:
     delete_seqs(live_log, BitMap64([2]))
     log = Log()
     log.head_seq, log.last_ts, log.earliest_seq = 6, 200, 1
-    log.count, log.bytes, log.deleted = live_log.count, live_log.bytes, BitMap64([2])
+    log.count, log.bytes, log.deleted_seqs = live_log.count, live_log.bytes, BitMap64([2])
     log.hydrate(batch(1, 3))
     log.hydrate(batch(4, 3, ts=200))
-    log.hydrated()
+    log.end_hydration()
     log.show(6, 200)
     log.check()
     assert live(log) == live(live_log)

@@ -362,7 +362,7 @@ def test_a_segment_a_third_dead_is_written_anew_without_its_dead(driver: Driver)
     assert driver.read(0) == before
     assert not driver.rewrite(POLICY)
     assert facts_of(driver.reborn().machine) == facts_of(driver.machine)
-    assert not driver.machine.boxes["b"].log.deleted
+    assert not driver.machine.boxes["b"].log.deleted_seqs
 
 
 def test_a_segment_cut_by_a_floor_is_written_anew(driver: Driver) -> None:
@@ -476,7 +476,7 @@ def test_a_box_whose_new_record_is_on_its_way_is_not_forgotten_by_compaction() -
     driver.machine.handle(driver.write({"data": 4, "tag": "t"}), driver.now_ms)
     box.volatile.compacted_seq = box.log.visible_seq  # compaction went by when only four could be seen
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is None
-    driver.machine.durable(driver.machine.lsn)
+    driver.machine.on_durable(driver.machine.lsn)
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box
 
 

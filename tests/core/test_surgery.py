@@ -60,7 +60,7 @@ def test_what_is_above_a_cut_never_was_and_the_rest_is_as_it_was(seed: int) -> N
         keys = {key for key, entry in box.keys.items() if entry.last_seq <= seq}
         holes = [(h.first_seq, min(h.last_seq, seq)) for h in log.holes if h.first_seq <= seq]
         floors = (log.cap_floor, log.ttl_floor)
-        cut_after(box, seq, last_ts=7, stand_in=stand_in_for(box, seq))  # type: ignore[arg-type]
+        cut_after(box, seq, last_ts=7, replacement=stand_in_for(box, seq))  # type: ignore[arg-type]
         log.check()
         assert {at: text for at, (_, text) in live_texts(driver.machine, box.name).items()} == before
         assert (log.head_seq, log.visible_seq, log.last_ts, log.count) == (seq, seq, 7, len(before))

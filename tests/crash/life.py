@@ -318,7 +318,7 @@ class Life:
         if self.wal.rotations != rotations:
             self._file_work.append(True)
         if any(notify_logged for _, _, notify_logged in taken):
-            self.machine.logged(self.wal.logged_lsn)
+            self.machine.on_logged(self.wal.logged_lsn)
             self._release(self._until_logged, self.wal.logged_lsn)
         if any(sync for _, sync, _ in taken):
             self.sync()
@@ -332,7 +332,7 @@ class Life:
         self.is_writing = False
         self._unsynced = False
         lsn = self.wal.durable_lsn
-        self.machine.durable(lsn)
+        self.machine.on_durable(lsn)
         self._release(self._until_logged, lsn)
         self._release(self._until_durable, lsn)
 
@@ -493,7 +493,7 @@ def replayed(world: World, last_lsn: int) -> Machine:
     for lsn in range(1, last_lsn + 1):
         kind, version, content = world.logged[lsn]
         twin.apply(frames.decode(kind, version, memoryview(content)), lsn)
-    twin.recovered(last_lsn)
+    twin.end_recovery(last_lsn)
     return twin
 
 

@@ -130,7 +130,7 @@ def commit_without_sync(life: Life) -> None:
     """As far as the commit thread gets before the sync that someone waits for."""
     taken, life._backlog = life._backlog, []
     life.wal.append([frame for group, _, _ in taken for frame in group])
-    life.machine.logged(life.wal.logged_lsn)
+    life.machine.on_logged(life.wal.logged_lsn)
     life._release(life._until_logged, life.wal.logged_lsn)
 
 

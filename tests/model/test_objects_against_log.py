@@ -90,7 +90,7 @@ class Store:
                     batch = Batch.from_bytes(memoryview(b"".join(kept.to_parts())))
                     batch.lsn = lsn
                     wanted.batches[lsn].log.hydrate(batch)
-            machine.hydrated()
+            machine.end_hydration()
         return machine, replay(machine, base_lsn, self.contents(), fit)
 
 

@@ -236,7 +236,7 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
                 machine = replayed(self.driver.log[:lsn], state)
                 machine.check()
                 assert facts_of(machine) == facts_of(replayed(self.driver.log[:lsn]))
-                machine.recovered(lsn)
+                machine.end_recovery(lsn)
                 machine.check()
                 assert all(box.log.visible_seq == box.log.head_seq for box in machine.boxes.values())
 

@@ -251,10 +251,10 @@ class Driver:
     # -- the committer
 
     def logged(self, lsn: int | None = None) -> list[str]:
-        return self.machine.logged(self.machine.lsn if lsn is None else lsn)
+        return self.machine.on_logged(self.machine.lsn if lsn is None else lsn)
 
     def sync(self, lsn: int | None = None) -> list[str]:
-        return self.machine.durable(self.machine.lsn if lsn is None else lsn)
+        return self.machine.on_durable(self.machine.lsn if lsn is None else lsn)
 
     def tick(self) -> Outcome:
         outcome = self.keep(self.machine.tick(self.now_ms))
@@ -371,7 +371,7 @@ def recovered(
 ) -> Machine:
     """What `shard/recovery/recovery.py` makes of a snapshot and a log, without files."""
     machine = replayed(log, state, make)
-    machine.recovered(machine.lsn)
+    machine.end_recovery(machine.lsn)
     machine.check()
     return machine
 
@@ -387,7 +387,7 @@ def replayed(
         parts = b"".join(frames.encode_state(state))
         named = machine.restore(frames.decode_state(memoryview(parts)))
         wanted = dict(named.batches)
-        held = set(named.held)
+        held = set(named.held_lsns)
         for box, facts in named.segments:
             box.log.attach(SHELF.open(box.generation, facts), facts.dead)
         snapshot_lsn = state.lsn
@@ -405,7 +405,7 @@ def replayed(
             assert isinstance(chunk, changes.TxnHeld)
             machine.txns.give_back(chunk, frame.lsn)
     assert not wanted and not held
-    machine.hydrated()
+    machine.end_hydration()
     for frame in log[snapshot_lsn:]:
         machine.apply(decoded(frame), frame.lsn)
     return machine

@@ -1,4 +1,4 @@
-"""Applies the changes of boxes. What a change does inside one box is in `box.py` and `log.py`.
+"""Applies the changes of boxes. `box.py` and `log.py` have the part inside one box.
 
 Other features apply parts of their changes through the public methods: a stream is a box that is created, a
 copy or a committed row is an append, a move is a delete.
@@ -20,27 +20,29 @@ NOT_RECREATED_MAX = 100_000
 class BoxAppliers:
     def __init__(self, context: Context) -> None:
         self._context = context
-        context.on_box_change(changes.BatchAppended, self.appended, validation.appended)
-        context.on_change(changes.BoxCreated, self.created, self.require_new)
-        context.on_box_change(changes.BoxConfigured, self._apply_configured)
-        context.on_box_change(changes.BoxDeleted, self._apply_deleted)
-        context.on_box_change(changes.RecordsEvicted, self._apply_evicted)
-        context.on_box_change(changes.RecordsDeleted, self.records_deleted, validation.deleted)
-        context.on_box_change(changes.TokenFenced, self._apply_fenced)
-        context.on_box_change(changes.SeqsReserved, self._apply_reserved)
-        context.on_box_change(changes.SeqsLost, self._apply_lost, validation.lost)
-        context.on_box_change(changes.SegmentSealed, self._apply_sealed, validation.sealed)
-        context.on_box_change(changes.SegmentsReplaced, self._apply_replaced, validation.replaced)
-        context.on_box_change(changes.SegmentMoved, self._apply_moved)
-        context.on_box_change(changes.BatchKept, self._apply_kept, validation.kept)
-        context.on_box_change(changes.BoxRestated, self._apply_restated)
+        context.on_box_change(changes.BatchAppended, self.apply_append, validation.validate_append)
+        context.on_change(changes.BoxCreated, self.apply_creation, self.require_new)
+        context.on_box_change(changes.BoxConfigured, self._apply_config)
+        context.on_box_change(changes.BoxDeleted, self._apply_box_deletion)
+        context.on_box_change(changes.RecordsEvicted, self._apply_eviction)
+        context.on_box_change(changes.RecordsDeleted, self.apply_deletion, validation.validate_deletion)
+        context.on_box_change(changes.TokenFenced, self._apply_fence)
+        context.on_box_change(changes.SeqsReserved, self._apply_reservation)
+        context.on_box_change(changes.SeqsLost, self._apply_loss, validation.validate_loss)
+        context.on_box_change(changes.SegmentSealed, self._apply_seal, validation.validate_seal)
+        context.on_box_change(
+            changes.SegmentsReplaced, self._apply_replacement, validation.validate_replacement
+        )
+        context.on_box_change(changes.SegmentMoved, self._apply_relocation)
+        context.on_box_change(changes.BatchKept, self._apply_relog, validation.validate_relog)
+        context.on_box_change(changes.BoxRestated, self._apply_facts)
 
     def require_new(self, change: changes.BoxCreated) -> None:
         """Raises `DoesNotApply` if a box has this name or generation."""
         if change.name in self._context.boxes or change.generation in self._context.generations:
             raise DoesNotApply(f"there is a box {change.name} already, or one of its generation")
 
-    def created(self, change: changes.BoxCreated, lsn: int) -> None:
+    def apply_creation(self, change: changes.BoxCreated, lsn: int) -> None:
         context = self._context
         box = Box(
             name=change.name,
@@ -57,11 +59,11 @@ class BoxAppliers:
         context.durability.note_reservation(box, lsn)
         context.arm_timer(box)
 
-    def _apply_configured(self, change: changes.BoxConfigured, lsn: int) -> None:
+    def _apply_config(self, change: changes.BoxConfigured, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
         bytes_before = context.unsealed_boxes.bytes_of(box)
-        box.configured(change, lsn)
+        box.apply_config(change, lsn)
         context.key_expiry.watch(box)  # the window may be shorter now
         if change.reserved_seq:
             context.durability.note_reservation(box, lsn)
@@ -73,8 +75,8 @@ class BoxAppliers:
         if box.config.compact == "tag":
             context.compactable[box.generation] = box
 
-    def _apply_restated(self, change: changes.BoxRestated, lsn: int) -> None:
-        """Live, the box is just that; in recovery it is made so."""
+    def _apply_facts(self, change: changes.BoxRestated, lsn: int) -> None:
+        """Live, the box has these facts already; in recovery it takes them over."""
         context = self._context
         box = context.generations[change.generation]
         box.last_lsn = lsn
@@ -83,11 +85,11 @@ class BoxAppliers:
         context.keys_kept -= len(box.keys)
         for outbox in (*box.outboxes.values(), *box.moves.values()):
             context.forwarding.close(outbox)
-        box.restated(change.facts)
+        box.restore_facts(change.facts)
         context.keys_kept += len(box.keys)
         context.key_expiry.watch(box)
 
-    def _apply_deleted(self, change: changes.BoxDeleted, lsn: int) -> None:
+    def _apply_box_deletion(self, change: changes.BoxDeleted, lsn: int) -> None:
         context = self._context
         box = context.generations.pop(change.generation)
         del context.boxes[box.name]
@@ -105,7 +107,7 @@ class BoxAppliers:
                 del context.not_recreated[next(iter(context.not_recreated))]
 
     def leave_alone(self, generation: int) -> None:
-        """There is nothing to be done about this box any more."""
+        """Removes a box from the candidates of background work."""
         context = self._context
         for waiting in (
             context.due,
@@ -115,14 +117,14 @@ class BoxAppliers:
         ):
             waiting.pop(generation, None)
 
-    def appended(self, change: changes.BatchAppended, lsn: int) -> None:
+    def apply_append(self, change: changes.BatchAppended, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
         keys = len(box.keys)
         was_empty = box.log.count == 0
         bytes_before = context.unsealed_boxes.bytes_of(box)
         tally = context.tally
-        tally.records_evicted += box.appended(change, lsn)
+        tally.records_evicted += box.apply_append(change, lsn)
         tally.appends += 1
         tally.records_appended += change.batch.count
         context.keys_kept += len(box.keys) - keys
@@ -130,7 +132,7 @@ class BoxAppliers:
             context.key_expiry.watch(box)
         self.note_unsealed(box, bytes_before)
         if change.trim_before_seq or change.evict_before_seq:
-            self.note_dented(box)
+            self.note_dead_records(box)
         if box.config.compact == "tag":
             context.compactable[box.generation] = box
         if lsn == 0:
@@ -142,13 +144,13 @@ class BoxAppliers:
         if box.queue is not None:
             box.queue.drop_before(box.log.earliest_seq)
 
-    def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
+    def _apply_eviction(self, change: changes.RecordsEvicted, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
         bytes_before = context.unsealed_boxes.bytes_of(box)
-        context.tally.records_evicted += box.evicted(change, lsn)
+        context.tally.records_evicted += box.apply_eviction(change, lsn)
         self.note_unsealed(box, bytes_before)
-        self.note_dented(box)
+        self.note_dead_records(box)
         if box.stream is not None:
             box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
@@ -156,13 +158,13 @@ class BoxAppliers:
         if box.log.count == 0:
             context.arm_timer(box)
 
-    def records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
+    def apply_deletion(self, change: changes.RecordsDeleted, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
         bytes_before = context.unsealed_boxes.bytes_of(box)
-        context.tally.records_deleted += box.deleted(change, lsn)
+        context.tally.records_deleted += box.apply_deletion(change, lsn)
         self.note_unsealed(box, bytes_before)
-        self.note_dented(box)
+        self.note_dead_records(box)
         if box.stream is not None:
             box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
@@ -182,33 +184,33 @@ class BoxAppliers:
         ) and not box.is_memory:
             context.due[box.generation] = box
 
-    def _apply_sealed(self, change: changes.SegmentSealed, lsn: int) -> None:
+    def _apply_seal(self, change: changes.SegmentSealed, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
         bytes_before = context.unsealed_boxes.bytes_of(box)
-        box.sealed(change)
+        box.apply_seal(change)
         context.due.pop(box.generation, None)
         self.note_unsealed(box, bytes_before)
-        self.note_dented(box)
+        self.note_dead_records(box)
         self.note_movable(box)
 
     def note_movable(self, box: Box) -> None:
         if box.log.segments:
             self._context.movable[box.generation] = box
 
-    def note_dented(self, box: Box) -> None:
+    def note_dead_records(self, box: Box) -> None:
         if box.log.segments:
             self._context.boxes_with_dead_records[box.generation] = box
 
-    def _apply_replaced(self, change: changes.SegmentsReplaced, lsn: int) -> None:
-        self._context.generations[change.generation].replaced(change)
+    def _apply_replacement(self, change: changes.SegmentsReplaced, lsn: int) -> None:
+        self._context.generations[change.generation].apply_replacement(change)
 
-    def _apply_moved(self, change: changes.SegmentMoved, lsn: int) -> None:
+    def _apply_relocation(self, change: changes.SegmentMoved, lsn: int) -> None:
         for segment in self._context.generations[change.generation].log.segments:
             if segment.serial == change.serial:
                 segment.is_cold = True
 
-    def _apply_kept(self, change: changes.BatchKept, lsn: int) -> None:
+    def _apply_relog(self, change: changes.BatchKept, lsn: int) -> None:
         context = self._context
         box = context.generations[change.generation]
         box.last_lsn = max(box.last_lsn, lsn)
@@ -228,18 +230,18 @@ class BoxAppliers:
             return
         box.log.tail.relog(at, lsn)
 
-    def _apply_fenced(self, change: changes.TokenFenced, lsn: int) -> None:
+    def _apply_fence(self, change: changes.TokenFenced, lsn: int) -> None:
         box = self._context.generations[change.generation]
         box.fencing_token = change.token
         box.last_lsn = box.floor_lsn = lsn
 
-    def _apply_reserved(self, change: changes.SeqsReserved, lsn: int) -> None:
+    def _apply_reservation(self, change: changes.SeqsReserved, lsn: int) -> None:
         box = self._context.generations[change.generation]
         box.reserved_seq = change.reserved_seq
         box.volatile.reserved_durable_seq = min(box.volatile.reserved_durable_seq, change.reserved_seq)
         self._context.durability.note_reservation(box, lsn)
 
-    def _apply_lost(self, change: changes.SeqsLost, lsn: int) -> None:
+    def _apply_loss(self, change: changes.SeqsLost, lsn: int) -> None:
         box = self._context.generations[change.generation]
         box.log.lose(change.first_seq, change.last_seq, change.missed)
         box.last_lsn = box.floor_lsn = lsn

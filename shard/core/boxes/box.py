@@ -96,7 +96,7 @@ class Box:
         self.last_serial = 0
         self.queue = Queue() if config.type == "queue" else None
         self.groups = Groups()
-        #: What it is beside, when it is a stream.
+        #: The additional state of a box that is a stream.
         self.stream: StreamState | None = None
         #: Records that move to other boxes, by where they go and whether they are dead letters.
         self.moves: dict[tuple[str, bool], MoveQueue] = {}
@@ -203,7 +203,7 @@ class Box:
         return changes.RecordsEvicted(self.generation, before_seq, reason, cut_bytes, evicted_ts, now_ms)
 
     def fit(self, new_count: int, new_bytes: int, trim_before_seq: int = 0) -> int:
-        """What must go so that a write fits, as the seq below which everything is evicted; 0 = nothing."""
+        """Return the seq below which records must be evicted so that a write fits; 0 = none."""
         config, log = self.config, self.log
         if (config.cap_records and new_count > config.cap_records) or (
             config.cap_bytes and new_bytes > config.cap_bytes
@@ -314,8 +314,8 @@ class Box:
     # -- reading
 
     def read(self, command: Diff, *, upto: int | None = None) -> Records:
-        """What a reader at this cursor gets now (v0 §4). Expired records have been evicted already.
-        `upto` is given when this reader may see less than is visible."""
+        """Return the page for a reader at this cursor (v0 §4). Expired records have been evicted already.
+        `upto` limits a reader that may see less than is visible."""
         bounds = self._bounds_of(command, self.log.visible_seq if upto is None else upto)
         page = Page(command, nodes_filtered=self.config.dedupe_node)
         last_seq = walk_live_runs(page, self.log, bounds.from_seq + 1, bounds.upto_seq)
@@ -327,11 +327,11 @@ class Box:
             head_seq=bounds.head_seq,
             earliest_seq=bounds.earliest_seq,
             tombstone=bounds.tombstone,
-            records_scanned=page.examined,
+            records_scanned=page.examined_count,
         )
 
     def _bounds_of(self, command: Diff, head_seq: int) -> _ReadBounds:
-        """Where a read begins and ends, and what it must be told first."""
+        """Return where a read begins and ends, and the tombstone that comes first, if any."""
         log = self.log
         earliest_seq = min(log.earliest_seq, head_seq + 1)
         from_seq, tombstone = self._start(command, head_seq, earliest_seq)
@@ -356,7 +356,7 @@ class Box:
         return _ReadBounds(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
 
     def scan(self, command: Scan) -> ScanReply:
-        """The same read as stored stretches, by bytes and without filters."""
+        """Read like `read`, but return stored runs of records, limited by bytes and without filters."""
         bounds = self._bounds_of(command, self.log.visible_seq)
         upto_seq = min(bounds.upto_seq, command.to_seq or bounds.upto_seq)
         runs = RunWriter(command.columns)
@@ -373,7 +373,7 @@ class Box:
         return ScanReply(head, runs.parts())  # which adds the last head
 
     def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
-        """The cursor a read really starts from, and what it must be told first."""
+        """Return the cursor that a read really starts from, and the tombstone that comes first, if any."""
         log = self.log
         # A floor may be ahead of what is visible while its change is on the way to the disk.
         floor = min(log.evict_floor, head_seq + 1)
@@ -402,8 +402,8 @@ class Box:
 
     # -- applying
 
-    def appended(self, change: changes.BatchAppended, lsn: int) -> int:
-        """How many records had to go to stay within the caps."""
+    def apply_append(self, change: changes.BatchAppended, lsn: int) -> int:
+        """Applies an append. Returns how many records were evicted to stay within the caps."""
         batch, lost_count = change.batch, 0
         batch.lsn = lsn
         if not self.log.tail.records:
@@ -442,7 +442,7 @@ class Box:
             count += 1
         return count
 
-    def evicted(self, change: changes.RecordsEvicted, lsn: int) -> int:
+    def apply_eviction(self, change: changes.RecordsEvicted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
         lost_count = self.log.evict_before(
             change.before_seq, change.reason, cut_bytes=change.cut_bytes, evicted_ts=change.evicted_ts
@@ -450,7 +450,7 @@ class Box:
         self._note_empty(change.at_ms)
         return lost_count
 
-    def deleted(self, change: changes.RecordsDeleted, lsn: int) -> int:
+    def apply_deletion(self, change: changes.RecordsDeleted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
         count = 0
         if change.before_seq:
@@ -464,8 +464,8 @@ class Box:
         if self.log.count == 0 and not self.emptied_ms:
             self.emptied_ms = at_ms
 
-    def sealed(self, change: changes.SegmentSealed) -> Segment:
-        """The oldest batches of the tail are in a segment."""
+    def apply_seal(self, change: changes.SegmentSealed) -> Segment:
+        """Moves the oldest batches of the tail into a segment."""
         segment = Segment.from_bytes(self.generation, change.serial, change.columns)
         self.last_serial = max(self.last_serial, change.serial)
         self.log.seal(segment)
@@ -473,23 +473,23 @@ class Box:
         self.volatile.unsealed_since_ms = self.last_append_ms
         return segment
 
-    def replaced(self, change: changes.SegmentsReplaced) -> None:
-        """Segments were written anew without what was dead in them."""
+    def apply_replacement(self, change: changes.SegmentsReplaced) -> None:
+        """Replaces segments by one that was written without their dead records."""
         self.last_serial = max(self.last_serial, change.serial)
         segment = Segment.from_bytes(self.generation, change.serial, change.columns)
         self.log.replace(change.serials, segment)
 
-    def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
+    def apply_config(self, change: changes.BoxConfigured, lsn: int) -> None:
         self.last_lsn = self.floor_lsn = self.config_lsn = lsn
         self.config = _intern_config(change.config)
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
-            # What an earlier time as a disk box reserved protects nothing until this change is durable.
+            # A reservation from an earlier time as a disk box protects nothing until this change is durable.
             self.volatile.reserved_durable_seq = 0
 
     def rewound(self, now_ms: int, ms: int) -> None:
-        """Time begins again at `now_ms`, earlier by `ms`: nothing here has happened later, and what is left
-        of a lease or a delay stays the same. Records keep their times, and expire by them."""
+        """Time begins again at `now_ms`, earlier by `ms`: nothing here has happened later, and leases
+        and delays have as much time left as before. Records keep their times, and expire by them."""
         self.last_append_ms = min(self.last_append_ms, now_ms)
         self.volatile.unsealed_since_ms = min(self.volatile.unsealed_since_ms, now_ms)
         self.emptied_ms = min(self.emptied_ms, now_ms)
@@ -511,10 +511,10 @@ class Box:
     def facts(
         self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True
     ) -> changes.BoxFacts:
-        """All but payloads. Of a box in memory that is little, unless `whole` asks for what is not stored.
-        Without `leases_kept` leases are left out that the log does not know."""
-        is_told = whole or not self.is_memory
-        log = self.log if is_told else Log()
+        """Return all state but payloads. Of a memory box that is little, unless `whole` is set. Without
+        `leases_kept`, leases that the log does not have are left out."""
+        is_full = whole or not self.is_memory
+        log = self.log if is_full else Log()
         return changes.BoxFacts(
             name=self.name,
             generation=self.generation,
@@ -523,8 +523,8 @@ class Box:
             last_append_ms=self.last_append_ms,
             reserved_seq=self.reserved_seq,
             emptied_ms=self.emptied_ms,
-            fencing_token=self.fencing_token if is_told else "",
-            keys=list(self.keys.values()) if is_told else [],
+            fencing_token=self.fencing_token if is_full else "",
+            keys=list(self.keys.values()) if is_full else [],
             head_seq=log.head_seq,
             earliest_seq=log.earliest_seq,
             cap_floor=log.cap_floor,
@@ -533,7 +533,7 @@ class Box:
             last_ts=log.last_ts,
             live_count=log.count,
             live_bytes=log.bytes,
-            deleted=log.deleted.serialize(),
+            deleted=log.deleted_seqs.serialize(),
             holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
             batches=log.tail.lsns(),
             unrendered=[rows.facts() for rows in log.tail.unrendered_rows()],
@@ -549,12 +549,12 @@ class Box:
                 for segment in log.segments
             ],
             queue=None
-            if self.queue is None or not is_told or not with_queue
+            if self.queue is None or not is_full or not with_queue
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
-            groups=self.groups.facts() if is_told else [],
-            moves=[line.facts() for line in self.moves.values()] if is_told else [],
+            groups=self.groups.facts() if is_full else [],
+            moves=[line.facts() for line in self.moves.values()] if is_full else [],
             trims=[(hole.first_seq, hole.missed_count) for hole in log.holes if hole.missed_count],
-            origins=[(name, *origin.restart(is_memory=not is_told)) for name, origin in self.origins.items()],
+            origins=[(name, *origin.restart(is_memory=not is_full)) for name, origin in self.origins.items()],
             outboxes=[
                 (name, outbox.route, *outbox.logged)
                 for name, outbox in self.outboxes.items()
@@ -576,10 +576,10 @@ class Box:
             created_ms=facts.created_ms,
             reserved_seq=facts.reserved_seq,
         )
-        box.restated(facts)
+        box.restore_facts(facts)
         return box
 
-    def restated(self, facts: changes.BoxFacts) -> None:
+    def restore_facts(self, facts: changes.BoxFacts) -> None:
         """Takes over positions and all that is not a batch; batches come back one by one."""
         self.last_serial = facts.last_serial
         self.last_append_ms = facts.last_append_ms
@@ -645,7 +645,7 @@ def placeholder(change: changes.BoxCreated) -> Box:
 
 
 class _ReadBounds(NamedTuple):
-    """A read that has begun: what is left to show lies behind `from_seq` and not behind `upto_seq`."""
+    """The range of a read: records after `from_seq`, up to and including `upto_seq`."""
 
     from_seq: int
     upto_seq: int

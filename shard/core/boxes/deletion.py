@@ -53,7 +53,7 @@ class SearchedBox(Protocol):
 
 
 class _Matches(NamedTuple):
-    """What matches in a segment, as long as `touched` is that of the segment."""
+    """The matching records of a segment. Valid while `dead_version` is that of the segment."""
 
     dead_version: int
     seqs: BitMap64
@@ -99,11 +99,11 @@ class Deletion:
         return f"<Deletion {self.match}, {len(self._matches)} segments searched>"
 
     def step(self, box: SearchedBox, now_ms: int) -> changes.RecordsDeleted | None:
-        """Looks for what matches. Returns the change when all of it is known, and None before."""
+        """Searches for matching records. Returns the change when the search is complete, None before."""
         segments = [segment for segment in box.log.segments if segment.first_seq < self.end_seq]
-        unsearched = [segment for segment in segments if not self._is_known(segment)]
-        unsearched.sort(key=lambda segment: segment.serial in self._matches)
-        if unsearched and not self._search_sealed(box, unsearched):
+        pending = [segment for segment in segments if not self._is_known(segment)]
+        pending.sort(key=lambda segment: segment.serial in self._matches)
+        if pending and not self._search_sealed(box, pending):
             return None
         if self._position is not None and not self._search_unsealed(box):
             return None
@@ -133,32 +133,32 @@ class Deletion:
         for at, segment in enumerate(some):
             if batches >= STEP_BATCHES or matches >= STEP_RECORDS:
                 return at == len(segments)
-            found = self._search(box, segment)
-            self._matches[segment.serial] = found
-            batches += len(found.sizes)
-            matches += len(found.seqs)
+            result = self._search(box, segment)
+            self._matches[segment.serial] = result
+            batches += len(result.sizes)
+            matches += len(result.seqs)
         return len(some) == len(segments)
 
     def _search(self, box: SearchedBox, segment: Segment) -> _Matches:
         seqs, sizes = box.volatile.tag_lookups.pop((segment.serial, self.match))
-        live = self._still_wanted(BitMap64(seqs), box)
+        live = self._filter_live(BitMap64(seqs), box)
         if not live:
             return _Matches(segment.dead_version, live, array("Q"), 0)
         if len(live) < len(seqs):
             sizes = [size for seq, size in zip(seqs, sizes, strict=True) if seq in live]
-        wanted = live.to_array()
+        live_seqs = live.to_array()
         by_batch = array("Q")
         first = at = 0
-        while first < len(wanted):
-            at = bisect_right(segment.first_seqs, wanted[first], at) - 1
-            end = bisect_left(wanted, segment.first_seqs[at] + segment.counts[at], first)
+        while first < len(live_seqs):
+            at = bisect_right(segment.first_seqs, live_seqs[first], at) - 1
+            end = bisect_left(live_seqs, segment.first_seqs[at] + segment.counts[at], first)
             by_batch.append(sum(sizes[first:end]))
             first = end
         return _Matches(segment.dead_version, live, by_batch, sum(sizes))
 
-    def _still_wanted(self, seqs: BitMap64, box: SearchedBox) -> BitMap64:
+    def _filter_live(self, seqs: BitMap64, box: SearchedBox) -> BitMap64:
         """Those of the seqs that are not deleted, as far as the floor and the bitmap of deletes say."""
-        live = seqs - box.log.deleted
+        live = seqs - box.log.deleted_seqs
         live.remove_range(0, box.log.earliest_seq)
         if live and live.max() >= self.end_seq:
             live.remove_range(self.end_seq, live.max() + 1)
@@ -174,10 +174,10 @@ class Deletion:
         tags, tail = box.tags, box.log.tail
         if tags is not self._tags:
             self._tags, self._position = tags, (self.match.text, 0)
-        left = STEP_UNSEALED
+        records_left = STEP_UNSEALED
         at = tail.from_seq(tags.upto_seq + 1)
-        while at < len(tail) and left > 0:
-            left -= tail.batches[at].count
+        while at < len(tail) and records_left > 0:
+            records_left -= tail.batches[at].count
             tags.take_in((tail.batches[at],))
             at += 1
         if at < len(tail):
@@ -186,7 +186,7 @@ class Deletion:
         seqs, self._position = tags.find_some(self.match, self._position, STEP_RECORDS)
         self._unsealed_seqs |= seqs
         if self._position is None:
-            self._to_measure = self._still_wanted(self._unsealed_seqs, box).to_array()
+            self._to_measure = self._filter_live(self._unsealed_seqs, box).to_array()
             self._to_measure.reverse()
         return self._position is None
 
@@ -207,15 +207,15 @@ class Deletion:
     def _in_tail(self, box: SearchedBox, seqs: BitMap64) -> Iterator[tuple[Span, array[int]]]:
         """Batches of the tail that hold some of the seqs, and those that they hold."""
         log = box.log
-        wanted = self._still_wanted(seqs, box).to_array()
-        first = bisect_right(wanted, log.sealed_seq)
-        while first < len(wanted):
-            span = log.span_at(wanted[first])
+        live_seqs = self._filter_live(seqs, box).to_array()
+        first = bisect_right(live_seqs, log.sealed_seq)
+        while first < len(live_seqs):
+            span = log.span_at(live_seqs[first])
             if span is None:  # what was there is long gone
                 first += 1
                 continue
-            end = bisect_right(wanted, span.last_seq, first)
-            yield span, wanted[first:end]
+            end = bisect_right(live_seqs, span.last_seq, first)
+            yield span, live_seqs[first:end]
             first = end
 
     # -- the change
@@ -234,10 +234,10 @@ class Deletion:
         sizes = array("Q")
         groups: list[tuple[int, int]] = []
         for segment in segments:
-            found = self._matches[segment.serial]
-            if found.seqs:
-                seqs |= found.seqs
-                sizes += found.sizes
-                groups.append((len(found.sizes), found.bytes))
+            matches = self._matches[segment.serial]
+            if matches.seqs:
+                seqs |= matches.seqs
+                sizes += matches.sizes
+                groups.append((len(matches.sizes), matches.bytes))
         sizes.extend(tail_sizes)
         return changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms, groups)

@@ -1,4 +1,4 @@
-"""Handles commands of groups, and applies their changes. What a group is, `groups.py` says."""
+"""Handles commands of groups, and applies their changes. `groups.py` defines a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streams.protocol.messages import queues
 
 
 class GroupHandlers:
-    """What the machine does with commands and changes of groups."""
+    """Registers the handlers and appliers of groups."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -82,7 +82,7 @@ class GroupHandlers:
 
     def _apply_deleted(self, change: changes.GroupDeleted, lsn: int) -> None:
         box = self._context.generations[change.generation]
-        box.groups.deleted(change, lsn)
+        box.groups.apply_deletion(change, lsn)
         box.last_lsn = max(box.last_lsn, lsn)
 
 

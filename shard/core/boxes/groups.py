@@ -1,11 +1,11 @@
 """Groups: cursors of readers that want the box to remember their place (v0 §10).
 
 A group is a name and a seq. It is as durable as a write to its box, ends with the box, and reads like any
-other cursor: one below the floor is told of the loss. A conditional commit is told when it comes too late.
+other cursor: one below the floor gets a tombstone. A conditional commit that comes too late is rejected.
 
 Rules of the file
 - A cursor is a seq that readers can have seen: at most `visible_seq`.
-- An answer that tells of a cursor waits until the commit behind it cannot vanish.
+- An answer that shows a cursor waits until the commit behind it cannot vanish.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shard.core import changes
 from streams.protocol.errors import GroupNotFound
 from streams.protocol.messages import queues
 
-#: Groups of one box. About 200 bytes each, so that a runaway client costs 2 MB and is told.
+#: Groups of one box. About 200 bytes each, so that a runaway client gets an error after 2 MB.
 GROUPS_MAX = 10_000
 
 
@@ -90,7 +90,7 @@ class Groups:
             self._by_name = SortedDict()
         self._by_name[name] = group
 
-    def deleted(self, change: changes.GroupDeleted, lsn: int) -> None:
+    def apply_deletion(self, change: changes.GroupDeleted, lsn: int) -> None:
         del self._by_name[change.group]
         self.deleted_lsn = lsn
 

@@ -166,7 +166,10 @@ class BoxHandlers:
             )
         context.expire(box, now_ms, entries)
         if command.if_empty and box.log.count:
-            raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
+            raise BoxNotEmpty(
+                f"box {box.name} has {box.log.count} records; delete them first, or delete without if_empty",
+                count=box.log.count,
+            )
         origins = context.forwarding.routers_of(box)
         lsn = context.log(changes.BoxDeleted(box.generation), entries)
         reply = commands.DeleteBoxReply(command.box, True, origins)
@@ -176,11 +179,11 @@ class BoxHandlers:
     def _append(self, command: commands.Append, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         box = context.boxes.get(command.box)
-        created: changes.BoxCreated | None = None
+        creation: changes.BoxCreated | None = None
         if box is None:
             if command.account:
                 context.usage.require(command.account, "boxes")
-            created, box = context.plan_created(command, now_ms)
+            creation, box = context.plan_created(command, now_ms)
         else:
             if command.idempotency_key is not None:
                 key = box.known_key(command.idempotency_key, now_ms)
@@ -203,10 +206,10 @@ class BoxHandlers:
         change = box.plan_append(command, now_ms)
         if command.account or context.quota is not None:
             context.require_room(command.account, change.batch.live_bytes, now_ms)
-        if created is not None:
-            context.log(created, entries)
-            box = context.generations[created.generation]
-        return context.append_batch(command, box, change, created is not None, entries)
+        if creation is not None:
+            context.log(creation, entries)
+            box = context.generations[creation.generation]
+        return context.append_batch(command, box, change, creation is not None, entries)
 
     def _make_room_for_keys(self, account: str, now_ms: int) -> None:
         """Drops lapsed idempotency keys at a limit; raises `Throttled` when none has lapsed."""
@@ -275,7 +278,9 @@ class BoxHandlers:
         box = self._context.find_box(command.box, now_ms, entries)
         log = box.log
         if command.seq > log.visible_seq or not log.is_live(command.seq):
-            raise NotFound(f"{box.name} has no record {command.seq} (any more)", seq=command.seq)
+            raise NotFound(
+                f"box {box.name} has no record {command.seq}; it may have been deleted", seq=command.seq
+            )
         span = log.span_at(command.seq)
         assert span is not None
         index = command.seq - span.first_seq

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 class Hole:
     """Seqs without records. After a crash: first_seq..last_seq were never logged as far as we know. After a
-    source's loss: one seq, and `missed` is how many records the source lost."""
+    source's loss: one seq, and `missed_count` is how many records the source lost."""
 
     __slots__ = ("first_seq", "last_seq", "missed_count")
 
@@ -19,7 +19,7 @@ class Hole:
         return "source_trim" if self.missed_count else "crash"
 
     def missed_after(self, seq: int) -> int:
-        """How many records a reader that has read up to `seq` misses by it."""
+        """Return how many records a reader at `seq` misses because of this hole."""
         return self.missed_count or self.last_seq - max(seq, self.first_seq - 1)
 
     def __repr__(self) -> str:

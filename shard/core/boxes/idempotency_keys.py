@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """What an idempotency key was answered with, and when. As a snapshot has it, so that a list of a million
-    is copied in a few milliseconds."""
+    """The seqs that an idempotency key was answered with, and when. Has the layout of a snapshot: a list of a
+    million is copied in a few milliseconds."""
 
     key: str
     first_seq: int

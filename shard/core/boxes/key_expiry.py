@@ -71,20 +71,20 @@ class KeyExpiry:
     ) -> int:
         """Drops keys that have lapsed, a bounded number of them. Returns how many. `on_dropped` gets the
         generation of each box that has fewer now."""
-        dropped = 0
+        total = 0
         for _ in range(STEP_BOXES):
             due_ms = self.next_ms()
-            if due_ms is None or due_ms - SLACK_MS + slack_ms > now_ms or dropped >= STEP_KEYS:
+            if due_ms is None or due_ms - SLACK_MS + slack_ms > now_ms or total >= STEP_KEYS:
                 break
             _, generation = heapq.heappop(self._heap)
             del self._lapse_of[generation]
             box = boxes[generation]
-            count = box.drop_lapsed_keys(now_ms, STEP_KEYS - dropped)
+            count = box.drop_lapsed_keys(now_ms, STEP_KEYS - total)
             if count:
-                dropped += count
+                total += count
                 on_dropped(generation)
             self.watch(box)
-        return dropped
+        return total
 
     def check(self, boxes: Iterable[Box]) -> None:
         """Asserts the invariant named above. For tests."""

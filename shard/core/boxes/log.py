@@ -6,17 +6,17 @@
                                    ■ live   □ deleted            ▒ staged, not yet for readers
 
 - `earliest_seq` is the first live seq, `head_seq + 1` when there is none. It moves on every kind of loss.
-- `evict_floor` is one past the last *live* record lost to a cap or to the TTL. Below it, loss is told.
-  It is kept as two floors, one for each reason, so that a gap can say exactly why it is there.
-- A hole is a run of seqs without records that is told to whoever reads across it: what a machine crash took
-  from a disk box, or one seq that stands for what a router's source lost before it was copied.
+- `evict_floor` is one past the last *live* record lost to a cap or to the TTL. Loss below it is
+  reported. It is kept as two floors, one for each reason, so that a gap can say exactly why it is there.
+- A hole is a run of seqs without records, reported to every reader that reads across it: records that a crash
+  took from a disk box, or one seq for all records that a router's source lost before they were copied.
 
 Rules of the file
 - Positions only move forward. A batch leaves when nothing in it is live.
 - Work is per batch, and per segment where a whole one is concerned; only the batch that a floor cuts through
   is looked at inside.
-- Older batches are sealed (`sealed.py`), newer ones are in memory whole (`tail.py`). What applies a change
-  never needs the payload of a sealed batch; what decides may, and then raises `NotLoaded`.
+- Older batches are sealed (`sealed.py`), newer ones are in memory whole (`tail.py`). Appliers never
+  need the payload of a sealed batch; handlers may, and then raise `NotLoaded`.
 
 Invariants (`check`)
 - ORDER: batches are sorted and do not overlap; all sealed ones come before those in the tail.
@@ -44,8 +44,8 @@ from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch
 
 #: Holes kept in one box. Each costs about 100 bytes, so they stay small beside what they lie between. Beyond
-#: it the oldest gives its count to the one after it: whoever stands before both is told the same, whoever
-#: stands between them is told of more than it missed. Loss is never silent.
+#: it the oldest gives its count to the one after it: a reader before both sees the same loss, a reader
+#: between them sees a larger loss than it missed. Loss is never silent.
 HOLES_MAX = 4096
 
 #: Batches that one step of `settle_deletes` works out: about 5 ms.
@@ -55,7 +55,7 @@ SETTLE_BATCHES = 5_000
 _NO_SIZES = SizedSeqs.of({})
 
 #: The deleted seqs of a log that has none: shared, because an empty bitmap takes 270 bytes. `Log.add_deleted`
-#: alone adds to `Log.deleted`, and never to this one.
+#: alone adds to `Log.deleted_seqs`, and never to this one.
 _NONE_DELETED = BitMap64()
 _NONE_DELETED_BYTES = _NONE_DELETED.serialize()
 
@@ -69,7 +69,7 @@ class Log:
         "bytes",
         "cap_floor",
         "count",
-        "deleted",
+        "deleted_seqs",
         "earliest_seq",
         "evicted_ts",
         "head_seq",
@@ -97,7 +97,7 @@ class Log:
         self.cap_floor = 0
         self.ttl_floor = 0
         #: Deleted seqs at or above `earliest_seq`. Below it everything is gone anyway.
-        self.deleted = _NONE_DELETED
+        self.deleted_seqs = _NONE_DELETED
         self.holes: list[Hole] = []
         self.count = 0
         self.bytes = 0
@@ -209,7 +209,7 @@ class Log:
                 assert at is not None
                 self.tail.bury(at)
         for first, last in self.tail.compact():
-            self.deleted.remove_range(first, last + 1)
+            self.deleted_seqs.remove_range(first, last + 1)
         if groups or any(isinstance(span, SealedBatch) for span in empty_spans):
             self.drop_empty_segments()
         self.advance_earliest()
@@ -244,22 +244,22 @@ class Log:
 
     def add_deleted(self, seqs: BitMap64 | range) -> None:
         """Notes seqs as deleted."""
-        if self.deleted is _NONE_DELETED:
-            self.deleted = BitMap64()
+        if self.deleted_seqs is _NONE_DELETED:
+            self.deleted_seqs = BitMap64()
         if isinstance(seqs, range):
-            self.deleted.add_range(seqs.start, seqs.stop)
+            self.deleted_seqs.add_range(seqs.start, seqs.stop)
         else:
-            self.deleted |= seqs
+            self.deleted_seqs |= seqs
 
     def restore_deleted(self, content: bytes) -> None:
         """Takes over the deleted seqs of a snapshot."""
         is_none = content == _NONE_DELETED_BYTES
-        self.deleted = _NONE_DELETED if is_none else BitMap64.deserialize(content)
+        self.deleted_seqs = _NONE_DELETED if is_none else BitMap64.deserialize(content)
 
     def drop_empty_segments(self) -> None:
         for segment in self.segments:
             if segment.count == 0:
-                self.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
+                self.deleted_seqs.remove_range(segment.first_seq, segment.last_seq + 1)
         self.segments = [segment for segment in self.segments if segment.count]
         self._unsettled_segments = [segment for segment in self._unsettled_segments if segment.count]
 
@@ -298,7 +298,7 @@ class Log:
 
     def lose(self, first_seq: int, last_seq: int, missed_count: int = 0) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and reported to readers.
-        With `missed`, one seq that stands for so many copies that never came."""
+        With `missed_count`, one seq represents so many copies that never came."""
         assert first_seq == self.head_seq + 1 and last_seq >= first_seq
         assert not missed_count or last_seq == first_seq
         before = self.holes[-1] if self.holes else None
@@ -316,10 +316,10 @@ class Log:
         if self.count == 0:
             self.earliest_seq = last_seq + 1
 
-    def skip(self, missed: int) -> None:
-        """The next seq stands for what a source lost before it was copied here. A batch follows at once."""
+    def skip(self, missed_count: int) -> None:
+        """Skips one seq, for records that a source lost before they were copied. A batch follows at once."""
         self.head_seq += 1
-        self._note_hole(Hole(self.head_seq, self.head_seq, missed))
+        self._note_hole(Hole(self.head_seq, self.head_seq, missed_count))
 
     def _note_hole(self, hole: Hole) -> None:
         self.holes.append(hole)
@@ -336,21 +336,21 @@ class Log:
         seq = min(seq, self.head_seq + 1)
         if seq <= self.earliest_seq:
             return 0
-        dropped, dropped_bytes = self._drop_segments_before(seq)
+        drop_count, drop_bytes = self._drop_segments_before(seq)
         count, size = self.tail.drop_before(seq)
-        dropped += count
-        dropped_bytes += size
+        drop_count += count
+        drop_bytes += size
         cut = self.span_at(seq - 1)
         if cut is not None and cut.last_seq >= seq:
             live = sum(last - first + 1 for first, last in self.runs(cut, 0, seq - 1 - cut.first_seq))
             cut.kill(live, cut_bytes)
-            dropped += live
-            dropped_bytes += cut_bytes
-        self.count -= dropped
-        self.bytes -= dropped_bytes
+            drop_count += live
+            drop_bytes += cut_bytes
+        self.count -= drop_count
+        self.bytes -= drop_bytes
         self.earliest_seq = seq
         self.advance_earliest()
-        return dropped
+        return drop_count
 
     def _drop_segments_before(self, seq: int) -> tuple[int, int]:
         """Sealed batches that end below `seq` go. Returns how many live records and bytes they had."""
@@ -379,19 +379,19 @@ class Log:
         oldest = self.oldest
         if oldest is not None:
             seq = max(self.earliest_seq, oldest.first_seq)
-            while seq in self.deleted:
+            while seq in self.deleted_seqs:
                 seq += 1
             self.earliest_seq = seq
         else:
             self.earliest_seq = self.head_seq + 1
-        self.deleted.remove_range(0, self.earliest_seq)
+        self.deleted_seqs.remove_range(0, self.earliest_seq)
         while (
             self.holes and self.holes[0].last_seq < self.earliest_seq and self._hole_is_covered(self.holes[0])
         ):
             self.holes.pop(0)
 
     def _hole_is_covered(self, hole: Hole) -> bool:
-        """Whether everyone who would read across the hole is told of a loss beyond it anyway."""
+        """Return True if every reader that reads across the hole gets a tombstone for a larger gap anyway."""
         return self.evict_floor > hole.last_seq
 
     # -- sealing
@@ -419,11 +419,11 @@ class Log:
         self.last_ts = max(self.last_ts, batch.last_ts)  # an old log does not say it at the commit
 
     def seal(self, segment: Segment) -> None:
-        """The oldest batches of the tail are in this segment now. What died meanwhile is dead in it too."""
+        """Replaces the oldest batches of the tail by this segment. Records that died since are dead in it."""
         assert segment.first_seq > self.sealed_seq, "ORDER"
-        taken = self.tail.take_upto(segment.last_seq)
-        if len(taken) < len(segment) or any(batch.dead for batch in taken):
-            alive = {batch.first_seq: batch for batch in taken}
+        batches = self.tail.take_upto(segment.last_seq)
+        if len(batches) < len(segment) or any(batch.dead for batch in batches):
+            alive = {batch.first_seq: batch for batch in batches}
             for at, first_seq in enumerate(segment.first_seqs):
                 batch = alive.get(first_seq)
                 if batch is None:
@@ -432,7 +432,7 @@ class Log:
                 elif batch.dead:
                     segment.kill(at, batch.dead, batch.dead_bytes)
             segment.dead_version = 0
-        self.deleted.remove_range(0, self.earliest_seq)
+        self.deleted_seqs.remove_range(0, self.earliest_seq)
         if segment.count:
             self.segments.append(segment)
         self.advance_earliest()
@@ -445,7 +445,7 @@ class Log:
         live = (sum(each.count for each in old_segments), sum(each.bytes for each in old_segments))
         assert live == (segment.count, segment.bytes), "COUNT"
         self.segments[first : first + len(old)] = [segment]
-        self.deleted.remove_range(old_segments[0].first_seq, old_segments[-1].last_seq + 1)
+        self.deleted_seqs.remove_range(old_segments[0].first_seq, old_segments[-1].last_seq + 1)
 
     # -- after a snapshot
 
@@ -463,7 +463,7 @@ class Log:
         """Gives back a batch of the tail that the snapshot names. They come in any order."""
         self.tail.batches.append(batch)
 
-    def hydrated(self) -> None:
+    def end_hydration(self) -> None:
         """All batches are back: works out what is dead in them and compares with what the snapshot says."""
         self.tail.sort()
         count = sum(segment.count for segment in self.segments)
@@ -496,7 +496,7 @@ class Log:
     def is_live(self, seq: int) -> bool:
         return (
             self.earliest_seq <= seq <= self.head_seq
-            and seq not in self.deleted
+            and seq not in self.deleted_seqs
             and self.span_at(seq) is not None
         )
 
@@ -519,7 +519,7 @@ class Log:
 
     def live_of(self, seqs: BitMap64) -> BitMap64:
         """Those of `seqs` that are live records."""
-        live = seqs - self.deleted
+        live = seqs - self.deleted_seqs
         live.remove_range(0, self.earliest_seq)
         candidates = live.to_array()
         at = 0
@@ -556,7 +556,7 @@ class Log:
         return self.ts_of(last) if last else 0
 
     def visible_totals(self) -> tuple[int, int]:
-        """Count and bytes of the live records that readers may have. What is sealed is visible."""
+        """Count and bytes of the live records that readers may have. All sealed records are visible."""
         count, size = self.count, self.bytes
         for at in range(len(self.tail) - 1, self.tail.front - 1, -1):
             batch = self.tail.batches[at]
@@ -586,7 +586,7 @@ class Log:
     def floor_for_caps(
         self, records_max: int, bytes_max: int, *, extra: int = 0, extra_bytes: int = 0, above: int = 0
     ) -> int:
-        """The seq below which everything must go so that what is left fits; 0 when it fits already.
+        """Return the seq below which all records must go so that the rest fits; 0 when it fits already.
 
         0 as a maximum means that there is none. `extra` is what is about to be added; records below `above`
         are about to go and count as gone already (`extra` has been reduced by them).
@@ -628,7 +628,7 @@ class Log:
         for span in self.spans_back(seq):
             candidate = min(span.last_seq, seq - 1)
             low = max(span.first_seq, self.earliest_seq)
-            while candidate >= low and candidate in self.deleted:
+            while candidate >= low and candidate in self.deleted_seqs:
                 candidate -= 1
             if candidate >= low:
                 return candidate
@@ -651,7 +651,7 @@ class Log:
         return "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
 
     def hole_after(self, seq: int) -> Hole | None:
-        """The first hole that somebody who has read up to `seq` has not read across yet."""
+        """The first hole that a reader at `seq` has not read across yet."""
         at = bisect_right(self.holes, seq, key=lambda hole: hole.last_seq)
         return self.holes[at] if at < len(self.holes) else None
 
@@ -669,7 +669,7 @@ class Log:
         first = max(first, self.earliest_seq - base)
         if first > last:
             return []
-        if batch.dead == 0 or self.deleted.range_cardinality(base + first, base + last + 1) == 0:
+        if batch.dead == 0 or self.deleted_seqs.range_cardinality(base + first, base + last + 1) == 0:
             return [(first, last)]
         runs: list[tuple[int, int]] = []
         start = first
@@ -684,7 +684,7 @@ class Log:
 
     def deleted_in(self, low: int, high: int) -> Iterator[int]:
         """Deleted seqs in [low, high)."""
-        return _between(self.deleted, low, high)
+        return _between(self.deleted_seqs, low, high)
 
     def check(self) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
@@ -703,7 +703,7 @@ class Log:
             live = [
                 seq
                 for seq in range(span.first_seq, span.last_seq + 1)
-                if seq >= self.earliest_seq and seq not in self.deleted
+                if seq >= self.earliest_seq and seq not in self.deleted_seqs
             ]
             assert len(live) == span.count - span.dead, "COUNT"
             count += len(live)

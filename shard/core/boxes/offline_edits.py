@@ -1,11 +1,11 @@
-"""What is done to a box's log while nobody serves it: its end cut off, or batches lost from its middle.
+"""Edits a box's log while no server runs on it: cuts off its end, or removes lost batches from its middle.
 
 Restoring to a time and repair do this, on a machine that was recovered and whose log is written anew after.
 These are no changes: nothing of it is ever logged, because the log that would hold it is what is replaced.
 
 Rules of the file
-- A loss is told: what goes from the middle becomes a hole. What is cut off the end never was.
-- Segments are files. Whoever calls has written those that are to stand in for others, and says so.
+- A loss is reported: records removed from the middle become a hole. Records cut off the end never existed.
+- Segments are files. The caller has written the replacement segments, and passes them.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _END = (1 << 64) - 1
 
 def live_runs(log: Log, segment: Segment, upto_seq: int = _END) -> dict[int, list[tuple[int, int]]]:
     """Live stretches (indexes) of each batch of a segment that has some up to `upto_seq`."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    runs_by_batch: dict[int, list[tuple[int, int]]] = {}
     for at in range(segment.front, len(segment)):
         batch = segment.batch(at)
         if batch.first_seq <= upto_seq and batch.dead < batch.count:
             runs = log.runs(batch, 0, min(batch.count - 1, upto_seq - batch.first_seq))
             if runs:
-                found[at] = runs
-    return found
+                runs_by_batch[at] = runs
+    return runs_by_batch
 
 
-def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = None) -> None:
-    """Everything above `seq` never was. `stand_in` holds what is live up to `seq` in the segment that the cut
-    goes through; without it, nothing there is."""
+def cut_after(box: Box, seq: int, *, last_ts: int, replacement: Segment | None = None) -> None:
+    """Removes all records above `seq`. `replacement` has the live records up to `seq` of the segment that the
+    cut goes through; None if it has none."""
     log = box.log
     assert log.earliest_seq - 1 <= seq <= log.head_seq, "FLOORS"
     segments = [segment for segment in log.segments if segment.last_seq <= seq]
     for segment in log.segments[len(segments) :]:
-        log.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
-    log.segments = segments if stand_in is None else [*segments, stand_in]
+        log.deleted_seqs.remove_range(segment.first_seq, segment.last_seq + 1)
+    log.segments = segments if replacement is None else [*segments, replacement]
     tail, log.tail = log.tail, Tail()
     for batch in tail:
         if batch.first_seq <= seq and batch.dead < batch.count:
@@ -59,7 +59,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
                 part = batch.part(0, seq - batch.first_seq)
                 part.lsn, batch = batch.lsn, part
             log.hydrate(batch)
-    log.deleted.remove_range(seq + 1, _END)
+    log.deleted_seqs.remove_range(seq + 1, _END)
     log.holes = [
         Hole(hole.first_seq, min(hole.last_seq, seq), hole.missed_count)
         for hole in log.holes
@@ -74,14 +74,14 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
 
 
 def settle_rest(box: Box) -> None:
-    """What a box keeps beside its log follows the log: jobs of records that are gone go, all others can be
-    claimed, no group is ahead of the head, and what a stream knows of times ends with its records."""
+    """Makes the rest of a box agree with its log: jobs of missing records are dropped, all others can be
+    claimed, no group is ahead of the head, and the times that a stream keeps end with its records."""
     log = box.log
     log.advance_earliest()
     if box.queue is not None:
         facts = box.queue.facts(leases_kept=True)
         jobs = [entry for entry in facts.jobs if log.is_live(entry[0])]
-        # What says how far jobs were given out may be lost; without it, each without an entry is fresh.
+        # The change that moved `fresh_seq` may be lost; without it, each job without an entry is fresh.
         box.queue.restore(msgspec.structs.replace(facts, fresh_seq=0, jobs=jobs))
         for line in box.moves.values():
             for move in line.moves.values():
@@ -95,7 +95,7 @@ def settle_rest(box: Box) -> None:
 
 
 def recount(log: Log) -> None:
-    """Takes count and bytes from what is there, whatever they were."""
+    """Computes count and bytes from the batches and segments, whatever they were."""
     log.count = sum(segment.count for segment in log.segments)
     log.bytes = sum(segment.bytes for segment in log.segments)
     batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), Tail()
@@ -106,7 +106,7 @@ def recount(log: Log) -> None:
             log.count += batch.count - batch.dead
             log.bytes += batch.live_bytes
         else:
-            log.deleted.remove_range(batch.first_seq, batch.last_seq + 1)
+            log.deleted_seqs.remove_range(batch.first_seq, batch.last_seq + 1)
     log.records_awaited = 0
     log.advance_earliest()
 
@@ -116,10 +116,10 @@ def remeasure(
     read: Callable[[Segment, int], Batch],
     lost_records: Mapping[int, Container[int]] = MappingProxyType({}),
 ) -> list[tuple[int, int]]:
-    """Works out anew what is dead in every segment, from floors and deletes alone, and how much is live.
+    """Computes again which records of every segment are dead and live, from floors and deletes alone.
 
-    `read` gives a batch of a segment: it is asked for those that are dead in part. What is live in batches
-    that are `lost` (by the serial of their segment) cannot be read any more: it becomes holes, whose first
+    `read` gives a batch of a segment: it is asked for those that are dead in part. Live records
+    of `lost_records` (by the serial of their segment) cannot be read any more: they become holes, whose first
     and last seqs are returned, and those segments are to be replaced at once (`replace_segment`).
     """
     holes: list[tuple[int, int]] = []
@@ -145,7 +145,7 @@ def remeasure(
         if again.count:
             fresh.append(again)
         else:
-            log.deleted.remove_range(again.first_seq, again.last_seq + 1)
+            log.deleted_seqs.remove_range(again.first_seq, again.last_seq + 1)
     log.segments = fresh
     add_holes(log, holes)
     recount(log)
@@ -166,18 +166,18 @@ def _runs(log: Log, segment: Segment, at: int) -> list[tuple[int, int]]:
     return runs
 
 
-def replace_segment(log: Log, segment: Segment, stand_in: Segment | None) -> None:
-    """Another segment holds what is live in this one, if anything is."""
-    if stand_in is None:
+def replace_segment(log: Log, segment: Segment, replacement: Segment | None) -> None:
+    """Replaces a segment by another that has its live records, or by none."""
+    if replacement is None:
         assert segment.count == 0, "COUNT"
         log.drop_empty_segments()
     else:
-        log.replace([segment.serial], stand_in)
+        log.replace([segment.serial], replacement)
     log.advance_earliest()
 
 
 def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
-    """Tells readers of seqs that are lost, wherever in the log they were."""
+    """Reports seqs as lost to readers, wherever in the log they were."""
     all_holes = [*log.holes, *(Hole(first, last) for first, last in holes)]
     log.holes = []
     for hole in sorted(all_holes, key=lambda hole: hole.first_seq):
@@ -190,8 +190,8 @@ def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
 
 
 def fit_change(change: Change, box: Box) -> Change:
-    """The same change for a box whose records are batched in another way than where it was made. What it says
-    of the inside of batches is worked out anew: that may need payloads."""
+    """Return the change for a box whose records are batched in another way than where it was made. The sizes
+    inside batches are computed again: that may need payloads."""
     log = box.log
     if isinstance(change, changes.BatchAppended) and (change.trim_before_seq or change.evict_before_seq):
         return replace(

@@ -60,7 +60,7 @@ class ScanRuns(RunCollector):
 class Page(RunCollector):
     """Collects the runs that one read shows, within its limits."""
 
-    __slots__ = ("_bytes_left", "_command", "_matches", "_nodes", "_parts", "_records_left", "examined")
+    __slots__ = ("_bytes_left", "_command", "_matches", "_nodes", "_parts", "_records_left", "examined_count")
 
     def __init__(self, command: Diff, *, nodes_filtered: bool) -> None:
         self._command = command
@@ -69,21 +69,21 @@ class Page(RunCollector):
         self._nodes = command.nodes if nodes_filtered else frozenset()
         self._matches = command.match
         self._parts: list[bytes | memoryview] = []
-        self.examined = 0
+        self.examined_count = 0
 
     def text(self) -> bytes:
         return b",".join(self._parts)
 
     @property
     def is_full(self) -> bool:
-        return self._records_left == 0 or self.examined >= EXAMINE_MAX
+        return self._records_left == 0 or self.examined_count >= EXAMINE_MAX
 
     def stops_before(self, span: Span) -> bool:
         # Rows of a commit are rendered first; a page that has something is sent without them.
-        return self.examined > 0 and isinstance(span, UnrenderedRows)
+        return self.examined_count > 0 and isinstance(span, UnrenderedRows)
 
     def take(self, batch: Batch, first: int, last: int) -> int:
-        examine_max = EXAMINE_MAX - self.examined
+        examine_max = EXAMINE_MAX - self.examined_count
         if examine_max <= 0:
             return first - 1
         last = min(last, first + examine_max - 1)
@@ -100,9 +100,9 @@ class Page(RunCollector):
             self._show(batch, run_first, top)
             if top < run_last:
                 self._records_left = 0
-                self.examined += top - first + 1
+                self.examined_count += top - first + 1
                 return top
-        self.examined += last - first + 1
+        self.examined_count += last - first + 1
         return last
 
     def _show(self, batch: Batch, first: int, last: int) -> None:

@@ -1,6 +1,6 @@
-"""Who is served first under pressure (v0 §9). Pure; time is an argument.
+"""Orders the delivery to boxes under pressure (v0 §9). Pure; time is an argument.
 
-    P = the manual priority, or what recent consumption is worth, + what waiting is worth
+    P = the manual priority, or the recency bonus, + the waiting bonus
 
 P orders delivery. It never changes the order of records, what is kept, or who sees it.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-#: What consumption just now is worth, how soon half of that is gone, and when all of it is.
+#: The bonus for consumption just now, its half-life, and the age at which it is 0.
 RECENCY_WEIGHT, RECENCY_HALF_LIFE_MS, RECENCY_END_MS = 500.0, 30_000, 300_000
-#: What waiting is worth, and for how long it gets worth more.
+#: The bonus for waiting, and the time after which it stops growing.
 WAITING_PER_MS, WAITING_MS_MAX = 0.1, 10_000
 
 #: A box above this is never held back. Only a manual priority gets there: consumption alone does not.
@@ -36,7 +36,7 @@ def after_waiting(base_priority: float, waited_ms: int) -> float:
 
 
 class Pacing:
-    """Boxes whose readers have something to be told and are held back.
+    """Boxes whose readers have new records but must wait for their turn.
 
     Bound: boxes with readers that wait, which links and fronts bound.
     """
@@ -56,7 +56,7 @@ class Pacing:
         self._pending_pages.setdefault(box, now_ms)
 
     def release(self, count: int, now_ms: int, base_of: Callable[[str], float]) -> list[str]:
-        """The first `count` by their P now; who has waited longer is first among equals."""
+        """Return the `count` boxes with the highest P now; among equals the longest wait is first."""
 
         def rank(item: tuple[str, int]) -> tuple[float, int]:
             box, since_ms = item

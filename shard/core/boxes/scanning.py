@@ -1,4 +1,4 @@
-"""What bulk clients read: scans, where many boxes stand, where times are (docs/reference/wire.md).
+"""Handles the reads of bulk clients: scans, states of many boxes, seqs by time (docs/reference/wire.md).
 
 Rules of the file
 - Nothing here changes anything but what time has brought about: records that have expired are evicted first.

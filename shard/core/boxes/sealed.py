@@ -1,15 +1,15 @@
-"""Sealed batches: what is kept of them in memory when their payload is in a segment file.
+"""Sealed batches: their index in memory, while their payload is in a segment file.
 
 A segment holds some batches of one box, in order. Of each batch five numbers stay here (32 bytes); the
-payload comes back through `load` when somebody has to look at it, and may be forgotten again at any time.
+payload comes back through `load` when a command needs it, and may be dropped again at any time.
 
     segment   ■■■■  ■■□■  □□□□  ■■■■        ■ live  □ dead      front: the first batch with anything live
               at 0  at 1  at 2  at 3        dead = {1: (1, 31), 2: (4, 120)}
 
 Rules of the file
 - The numbers of a batch never change; what dies in it is noted beside them.
-- Which payloads are in memory never changes an answer: whoever needs one that is not there gets `NotLoaded`,
-  has it fetched, and asks again.
+- Which payloads are in memory never changes an answer: a command that needs a missing one raises `NotLoaded`
+  and is handled again when it has been fetched.
 
 Invariants (`check`)
 - LIVE: `count` and `bytes` are those of the live records; batches before `front` have none.
@@ -28,12 +28,12 @@ from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
 
 _COLUMN_KINDS = ("Q", "q", "q", "I", "I")
-#: What a sealed batch costs in memory for as long as its segment has anything live.
+#: Memory that a sealed batch takes for as long as its segment has anything live.
 SEALED_BATCH_BYTES = sum(array(kind).itemsize for kind in _COLUMN_KINDS)
 
 
 class NotLoaded(Exception):
-    """The payload of a sealed batch is wanted and is not in memory."""
+    """The payload of a sealed batch is needed and is not in memory."""
 
     def __init__(self, segment: Segment, at: int) -> None:
         super().__init__(segment, at)
@@ -105,11 +105,11 @@ class Segment:
         self.count = self.total_count = sum(counts)
         self.bytes = self.total_bytes = sum(sizes)
         self.is_cold = False
-        #: Grows with everything that dies here: whoever works on a copy of the segment can tell.
+        #: Grows with every record that dies here, so that a user of a copy of the segment sees it.
         self.dead_version = 0
         #: (at, records, bytes) of what is dead in a batch; absent when nothing is, and before `front`.
         self._dead: dict[int, tuple[int, int, int]] = {}
-        #: What is dead and not in `_dead` yet: seqs, some of them here, and the bytes of those in each batch.
+        #: Deletes that are not in `_dead` yet: seqs, some of them here, and the bytes of those in each batch.
         self._later: list[tuple[BitMap64, Sequence[int]]] = []
         self._payloads: dict[int, Batch] = {}
         self._recently_used: set[int] = set()
@@ -223,7 +223,7 @@ class Segment:
         return batch
 
     def was_used(self, at: int) -> bool:
-        """Whether a payload was used since this was last asked."""
+        """Return True if a payload was used since the last call."""
         is_recent = at in self._recently_used
         self._recently_used.discard(at)
         return is_recent
@@ -231,7 +231,7 @@ class Segment:
     # -- changing
 
     def kill(self, at: int, count: int, size: int) -> None:
-        """So many more live records of a batch are dead."""
+        """Marks more live records of a batch as dead."""
         if self._later:
             self.settle_deletes()
         self._note_dead(at, count, size)
@@ -245,15 +245,15 @@ class Segment:
         self._dead[at] = (at, dead + count, dead_bytes + size)
 
     def kill_later(self, seqs: BitMap64, count: int, sizes: Sequence[int], size: int) -> None:
-        """Those of `seqs` that are here, `count` live records, are dead. `sizes`: their bytes in each batch
-        that holds some. What that means for a batch is worked out when it is needed."""
+        """Marks those of `seqs` that are here as dead: `count` live records. `sizes`: their bytes in each
+        batch that holds some. The numbers of each batch are computed when they are needed."""
         self._later.append((seqs, sizes))
         self.count -= count
         self.bytes -= size
         self.dead_version += 1
 
     def settle_deletes(self) -> int:
-        """Works out what `kill_later` has left for later. Returns how many batches that was about."""
+        """Does the work that `kill_later` has deferred. Returns how many batches it concerned."""
         later, self._later = self._later, []
         batches = 0
         first_seqs, counts = self.first_seqs, self.counts
@@ -273,11 +273,11 @@ class Segment:
         return batches
 
     def kill_whole(self, at: int) -> None:
-        """Everything in a batch is dead."""
+        """Marks all records of a batch as dead."""
         self.kill(at, self.counts[at] - self.dead(at), self.live_bytes(at))
 
     def drop_before(self, seq: int) -> None:
-        """Batches that end below `seq` are dead. What `seq` cuts through is the caller's to settle."""
+        """Drops batches that end below `seq`. The caller handles the batch that contains `seq`."""
         self.settle_deletes()
         while self.front < len(self) and self.first_seqs[self.front] + self.counts[self.front] <= seq:
             self.count -= self.counts[self.front] - self.dead(self.front)

@@ -56,7 +56,7 @@ class Tail:
         # the last of them. A snapshot asks every box for its first.
         self._is_in_order = True
         self._newest_lsn = 0
-        #: What its batches cost in memory.
+        #: Memory that its batches take.
         self.held_bytes = 0
         #: Records of the batches from the front on, dead or not.
         self.records = 0
@@ -186,7 +186,7 @@ class Tail:
             self._newest_lsn = lsn
 
     def drop_before(self, seq: int) -> tuple[int, int]:
-        """Batches that end below `seq` go. Returns how many live records and bytes went with them."""
+        """Drops batches that end below `seq`. Returns how many live records and bytes they had."""
         count = size = 0
         front = self._front
         while front < len(self.batches):
@@ -210,7 +210,7 @@ class Tail:
             self._unrendered_count -= 1
 
     def bury(self, at: int) -> None:
-        """Lets go of the payload of a batch that has nothing live left; its place is cut out later."""
+        """Drops the payload of a batch that has nothing live; its position is removed later."""
         batch = self.batches[at]
         husk = _husk(batch.first_seq, batch.count, batch.last_ts)
         self.batches[at] = husk
@@ -246,19 +246,19 @@ class Tail:
             self.batches[at] = _GONE
 
     def take_upto(self, seq: int) -> list[Batch]:
-        """Takes out everything at or below `seq`, where a batch ends, and returns what was not dead."""
+        """Takes out all batches up to `seq`, where a batch ends. Returns those that have live records."""
         end = self.from_seq(seq + 1)
-        gone = self.batches[self._front : end]
+        batches = self.batches[self._front : end]
         self.held_bytes -= sum(self._costs[self._front : end])
-        self.records -= sum([batch.count for batch in gone])
+        self.records -= sum([batch.count for batch in batches])
         self._cut(end)
-        assert not any(isinstance(batch, UnrenderedRows) for batch in gone), "ORDER"
-        live = [batch for batch in gone if batch.dead < batch.count]
-        self._husks -= len(gone) - len(live)  # ORDER: what is entirely dead is a husk
+        assert not any(isinstance(batch, UnrenderedRows) for batch in batches), "ORDER"
+        live = [batch for batch in batches if batch.dead < batch.count]
+        self._husks -= len(batches) - len(live)  # ORDER: what is entirely dead is a husk
         return live
 
     def _cut(self, end: int) -> None:
-        """What lies before `end` is accounted for; its places go."""
+        """Removes the positions before `end`, which the caller has accounted for."""
         del self.batches[:end]
         del self._firsts[:end]
         del self._lsns[:end]
@@ -282,7 +282,7 @@ class Tail:
         self.records = sum(batch.count for batch in batches)
 
     def sort(self) -> None:
-        """Puts batches that came in any order into theirs."""
+        """Sorts batches that came in any order."""
         self._keep(sorted(self.batches, key=lambda batch: batch.first_seq))
 
     def check(self) -> None:

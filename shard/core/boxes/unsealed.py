@@ -38,7 +38,7 @@ Planner = Callable[[Box], Any]
 class _Queue:
     """Boxes by a number that only grows while a box is here, the smallest first.
 
-    An entry is put right when it comes to the front, so a change of a box's number costs nothing.
+    An entry is corrected when it reaches the front, so a change of a box's number costs nothing.
     """
 
     def __init__(self, number_of: Callable[[Box], int], belongs: Callable[[Box], bool]) -> None:
@@ -109,7 +109,7 @@ class _Queue:
 class UnsealedBoxes:
     def __init__(self) -> None:
         self.boxes: dict[int, Box] = {}
-        #: What the unsealed batches cost in memory.
+        #: Memory that the unsealed batches take.
         self.bytes = 0
         self._by_lsn = _Queue(_oldest_lsn, _always)
         self._by_age = _Queue(_since_ms, is_worth_a_file)

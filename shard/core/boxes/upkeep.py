@@ -1,12 +1,12 @@
-"""What background work there is: which batches to seal, to keep, to write anew. Decides, and does nothing.
+"""Plans background work: which batches to seal, to log again, to rewrite. Plans only; changes nothing.
 
     tail ──due──► ToSeal      its oldest batches become a segment
          ──small─► ToKeep     too little for a file: written to the log again, so that older log can go
     segments ───► ToRewrite   neighbours that are a third dead, or small, become one
 
 Rules of the file
-- A plan names batches and segments as they are now. Whoever carries it out comes back with a change, and the
-  change is made only if what it rests on still stands (`still_stands`).
+- A plan names batches and segments as they are now. The engine carries it out and returns a change, which is
+  applied only if the plan is still valid (`still_stands`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SealPolicy(NamedTuple):
 
 
 class HotPolicy(NamedTuple):
-    """What of a box stays on this disk when there is a cold store: so many segments, and so many bytes."""
+    """How much of a box stays on this disk when there is a cold store: so many segments and bytes."""
 
     segments: int
     bytes: int
@@ -57,7 +57,7 @@ class ToKeep(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What to take over from a segment that is written anew."""
+    """The live part of a segment that is rewritten."""
 
     segment: Segment
     dead_version: int
@@ -71,7 +71,7 @@ class ToRewrite(NamedTuple):
     parts: list[Part]
 
     def still_stands(self, context: Context) -> bool:
-        """Whether nothing has died in what was read, and the box is still one that is stored."""
+        """Return True if no record has died in the segments read, and the box is still stored."""
         if context.generations.get(self.box.generation) is not self.box or self.box.is_memory:
             return False
         present = set(map(id, self.box.log.segments))
@@ -84,8 +84,8 @@ class ToRewrite(NamedTuple):
 def plan_seal(
     context: Context, policy: SealPolicy, *, now_ms: int, pinned_lsn: int = 0, is_pressed: bool = False
 ) -> ToSeal | ToKeep | None:
-    """The next box to seal, or to keep. `pinned_lsn`: log up to here should become free. `is_pressed`: the
-    unsealed batches take too much memory."""
+    """Return the next box to seal, or to log again. `pinned_lsn`: log up to here should become free.
+    `is_pressed`: the unsealed batches take too much memory."""
     for box in list(islice(context.due.values(), _LOOK_MAX)):
         tail = box.log.tail
         if box.is_memory or (tail.records < policy.records and tail.held_bytes < policy.bytes):
@@ -128,8 +128,8 @@ def _keep(context: Context, box: Box) -> ToKeep | None:
 
 
 def plan_rewrite(context: Context, policy: SealPolicy) -> ToRewrite | None:
-    """Segments to be written anew as one. Boxes in which nothing is to be done are passed over for good,
-    until something dies or is sealed in them."""
+    """Return segments to rewrite as one. Boxes without such segments are passed over until a record dies or a
+    segment is sealed in them."""
     for _ in range(_LOOK_MAX):
         if not context.boxes_with_dead_records:
             return None

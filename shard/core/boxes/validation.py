@@ -1,8 +1,8 @@
-"""Says whether a change of a box can be applied to the box as it is, before anything is changed.
+"""Validates a change against its box before it is applied. Raises `DoesNotApply` if it does not fit.
 
-Live, every change fits: a handler has just worked it out. In a log of which frames are missing some do not,
-and `shard/offline/repair.py` passes over these. Only what an applier would stumble over is looked at, and
-never a payload, so that an append pays for two comparisons.
+Live, every change fits: a handler has just computed it. In a log with missing frames some changes do not fit,
+and `shard/offline/repair.py` skips them. Only conditions that an applier depends on are checked, and never a
+payload, so that an append pays for two comparisons.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shard.core.kernel import DoesNotApply
 from shard.core.transactions.unrendered import UnrenderedRows
 
 
-def appended(change: changes.BatchAppended, box: Box) -> None:
+def validate_append(change: changes.BatchAppended, box: Box) -> None:
     require_behind(box.log, change.batch.first_seq, change.batch.first_ts)
 
 
-def forwarded(change: changes.BatchForwarded, box: Box) -> None:
+def validate_forward(change: changes.BatchForwarded, box: Box) -> None:
     # Copies behind a loss of their source begin with one seq for the loss.
     require_behind(box.log, change.batch.first_seq - (change.lost > 0), change.batch.first_ts)
 
@@ -34,7 +34,7 @@ def require_behind(log: Log, first_seq: int, first_ts: int) -> None:
         raise DoesNotApply(f"a batch begins at {first_ts} ms, and its box ends at {log.last_ts} ms")
 
 
-def deleted(change: changes.RecordsDeleted, box: Box) -> None:
+def validate_deletion(change: changes.RecordsDeleted, box: Box) -> None:
     if change.seqs:
         _can_delete(change, box.log)
 
@@ -43,31 +43,31 @@ def _can_delete(change: changes.RecordsDeleted, log: Log) -> None:
     seqs = change.seqs
     assert seqs is not None
     floor = max(log.earliest_seq, min(change.before_seq, log.head_seq + 1))
-    if seqs.min() < floor or not log.deleted.isdisjoint(seqs):
+    if seqs.min() < floor or not log.deleted_seqs.isdisjoint(seqs):
         raise DoesNotApply("records that are to be deleted are gone already")
     batches = 0
     if change.groups:
-        held = [seqs.range_cardinality(each.first_seq, each.last_seq + 1) for each in log.segments]
-        if len(change.groups) != sum(map(bool, held)):
+        counts = [seqs.range_cardinality(each.first_seq, each.last_seq + 1) for each in log.segments]
+        if len(change.groups) != sum(map(bool, counts)):
             raise DoesNotApply("records that are to be deleted are in other segments")
         batches = sum(count for count, _ in change.groups)
         seqs = seqs.copy()
         seqs.remove_range(0, log.sealed_seq + 1)
-    located = log.locate(seqs)
-    if located is None:
+    matches = log.locate(seqs)
+    if matches is None:
         raise DoesNotApply("a record that is to be deleted is not there")
-    if batches + len(located) != len(change.sizes):
+    if batches + len(matches) != len(change.sizes):
         raise DoesNotApply(
-            f"records of {len(change.sizes)} batches are to be deleted, and {len(located)} have some"
+            f"records of {len(change.sizes)} batches are to be deleted, and {len(matches)} have some"
         )
 
 
-def lost(change: changes.SeqsLost, box: Box) -> None:
+def validate_loss(change: changes.SeqsLost, box: Box) -> None:
     if change.first_seq != box.log.head_seq + 1:
         raise DoesNotApply(f"seqs from {change.first_seq} are lost, and the box ends at {box.log.head_seq}")
 
 
-def sealed(change: changes.SegmentSealed, box: Box) -> None:
+def validate_seal(change: changes.SegmentSealed, box: Box) -> None:
     segment = Segment.from_bytes(change.generation, change.serial, change.columns)
     log = box.log
     if segment.first_seq <= log.sealed_seq:
@@ -76,12 +76,12 @@ def sealed(change: changes.SegmentSealed, box: Box) -> None:
         raise DoesNotApply("a segment has rows that are yet to be rendered")
 
 
-def replaced(change: changes.SegmentsReplaced, box: Box) -> None:
-    found = _segments_of(box.log, change.serials)
-    if found is None:
+def validate_replacement(change: changes.SegmentsReplaced, box: Box) -> None:
+    segments = _segments_of(box.log, change.serials)
+    if segments is None:
         raise DoesNotApply(f"segments {change.serials} are not there, or not side by side")
     segment = Segment.from_bytes(change.generation, change.serial, change.columns)
-    live = (sum(each.count for each in found), sum(each.bytes for each in found))
+    live = (sum(each.count for each in segments), sum(each.bytes for each in segments))
     if live != (segment.count, segment.bytes):
         raise DoesNotApply(f"segments with {live} live records and bytes give way to {segment}")
 
@@ -91,11 +91,11 @@ def _segments_of(log: Log, serials: Sequence[int]) -> list[Segment] | None:
     first = next((at for at, each in enumerate(log.segments) if each.serial == serials[0]), None)
     if first is None:
         return None
-    found = log.segments[first : first + len(serials)]
-    return found if [each.serial for each in found] == list(serials) else None
+    segments = log.segments[first : first + len(serials)]
+    return segments if [each.serial for each in segments] == list(serials) else None
 
 
-def kept(change: changes.BatchKept, box: Box) -> None:
+def validate_relog(change: changes.BatchKept, box: Box) -> None:
     batch = change.batch
     at = box.log.tail.at(batch.first_seq)
     if at is None:

@@ -305,7 +305,7 @@ class Uploading:
             self.pending_bytes -= self._pending.popleft().size
         for name in [name for name, deleted in self._deleted.items() if deleted <= change.lsn]:
             del self._deleted[name]
-        self._woken = self._context.durability.stored(change.lsn)
+        self._woken = self._context.durability.on_stored(change.lsn)
 
     # -- lives
 

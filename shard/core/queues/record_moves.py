@@ -191,7 +191,7 @@ class Moves:
         move_queue.apply_arrival(change.position)
         if box.queue is not None and move_queue.is_dead:
             box.queue.dead_lettered += len(change.seqs)
-        context.box_appliers.records_deleted(_deletion_of(change), lsn)
+        context.box_appliers.apply_deletion(_deletion_of(change), lsn)
 
     def check(self) -> None:
         """Asserts MOVES: a move queue has one move for each position after the logged one. For tests."""
@@ -214,7 +214,7 @@ def _require_move_queue(change: changes.MovesDone, box: Box) -> None:
     if move_queue is None or change.position > move_queue.last_position:
         raise DoesNotApply(f"moves from {box.name} to {change.dest} are done that were not planned")
     if change.seqs:
-        validation.deleted(_deletion_of(change), box)
+        validation.validate_deletion(_deletion_of(change), box)
 
 
 def _deletion_of(change: changes.MovesDone) -> changes.RecordsDeleted:

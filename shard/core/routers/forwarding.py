@@ -73,7 +73,7 @@ class Forwarding:
         context.on_command(forwards.DetachEndpoint, self._detach)
         context.on_command(forwards.GetOutbox, self._get_outbox)
         context.on_command(forwards.ListEndpoints, self._list_endpoints)
-        context.on_box_change(changes.BatchForwarded, self._apply_forwarded, validation.forwarded)
+        context.on_box_change(changes.BatchForwarded, self._apply_forwarded, validation.validate_forward)
         context.on_box_change(changes.OriginMoved, self._apply_origin_moved)
         context.on_box_change(changes.OriginDropped, self._apply_origin_dropped)
         context.on_box_change(changes.OutboxTied, self._apply_attach)
@@ -141,7 +141,7 @@ class Forwarding:
         box = self._context.generations[change.generation]
         if change.lost:
             box.log.skip(change.lost)
-        self._context.box_appliers.appended(change, lsn)
+        self._context.box_appliers.apply_append(change, lsn)
         copy_sources.apply_forward(box.origins, change)
 
     def _apply_origin_moved(self, change: changes.OriginMoved, lsn: int) -> None:

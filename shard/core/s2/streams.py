@@ -291,7 +291,7 @@ class Streams:
     # -- applying
 
     def _apply_created(self, change: changes.StreamCreated, lsn: int) -> None:
-        self._context.box_appliers.created(change, lsn)
+        self._context.box_appliers.apply_creation(change, lsn)
         box = self._context.generations[change.generation]
         box.stream = StreamState(change.stream)
         self._context.arm_timer(box)
@@ -308,7 +308,7 @@ class Streams:
         box = self._context.generations[change.generation]
         assert box.stream is not None
         box.stream.appended(change, box.log.earliest_seq, lsn)
-        self._context.box_appliers.appended(change, lsn)
+        self._context.box_appliers.apply_append(change, lsn)
         if change.fence is not None:
             box.fencing_token = change.fence
         if change.trim_seq:
@@ -317,7 +317,7 @@ class Streams:
 
 def _require_stream(change: changes.StreamAppended, box: Box) -> None:
     validation.is_stream(change, box)
-    validation.appended(change, box)
+    validation.validate_append(change, box)
 
 
 def _start(box: Box, command: ReadStream, cipher: s2.Cipher | None) -> int:

@@ -323,7 +323,7 @@ class Txns:
                 last_ts=last_ts,
             )
             cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
-            context.box_appliers.appended(
+            context.box_appliers.apply_append(
                 changes.BatchAppended(part.generation, rows, change.at_ms, None, *cuts), lsn
             )
             commit.add_place(part.box, rows)
