@@ -555,10 +555,10 @@ def test_a_list_tells_what_is_held_and_what_was_committed(driver: Driver) -> Non
     commit(driver, txn=bulk.Txn("v", 3, "q"))
     state = driver.ask(bulk.TxnList())
     assert state.marks == [bulk.CommittedEpoch("v", 3, "q", 1000)]
-    (held,) = state.held
+    (held,) = state.pending
     assert (held.writer, held.parcels, held.chunks, held.records) == ("w", 1, 1, 2)
     assert held.expires_ms == 1000 + driver.machine.txns.ttl_ms
-    assert driver.ask(bulk.TxnList("w")).marks == [] and driver.ask(bulk.TxnList("v")).held == []
+    assert driver.ask(bulk.TxnList("w")).marks == [] and driver.ask(bulk.TxnList("v")).pending == []
 
 
 def test_a_tick_lets_a_few_expire_and_the_next_one_more(driver: Driver) -> None:
@@ -682,7 +682,7 @@ def test_what_was_begun_before_transactions_had_owners_is_open_to_every_key(driv
     held = changes.TxnHeld("w", 1, "q", "p", 0, driver.now_ms, old.rows_head, old.body)
     driver.commit(held)
     driver.commit(changes.TxnCommitted("v", 1, "", driver.now_ms, [], []))
-    assert [each.writer for each in driver.ask(by(B, bulk.TxnList())).held] == ["w"]
+    assert [each.writer for each in driver.ask(by(B, bulk.TxnList())).pending] == ["w"]
     assert driver.ask(by(B, bulk.TxnCommit(T1, [("p", 1)]))).records == 1
     refused(driver, by(A, bulk.TxnCommit(bulk.Txn("w", 2, "q"), [])))
     assert driver.ask(by(A, bulk.TxnCommit(bulk.Txn("v", 1), []))).is_done
