@@ -84,7 +84,8 @@ def letters_in(batch: Batch, runs: Sequence[tuple[int, int]]) -> list[Letter]:
 
 
 class MoveQueue(Outbox):
-    """The moves from one box to another."""
+    """The moves from one box to another. `moves` and `last_position` are logged, as `logged` is;
+    `sendable_position` is volatile."""
 
     __slots__ = ("_log", "_source", "is_dead", "last_position", "moves", "sendable_position")
 

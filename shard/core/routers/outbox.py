@@ -93,8 +93,9 @@ class _InFlight(msgspec.Struct, frozen=True):
 class Outbox:
     """Sends copies to one destination, in order. Subclasses select the records and write the batch heads.
 
-    `logged` is a fact of the log; only `apply_logged` sets it. Everything else is volatile: it starts from
-    `logged` after a restart, and the destination's replies correct it.
+    Its names and its generation are fixed. `logged` is a fact of the log; only `apply_logged` changes it.
+    Everything else is volatile: it starts from `logged` after a restart, and the destination's replies
+    correct it. A subclass says which of its own attributes are logged.
     """
 
     __slots__ = (
