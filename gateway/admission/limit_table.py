@@ -246,7 +246,7 @@ REQUEST_LIMITS: Final = (
             "shard.core.routers.registry:Routers",
             "shard.core.s2.basins:Basins",
             "shard.core.s2.tokens:Tokens",
-            "shard.core.transactions.handlers:Committing",
+            "shard.core.transactions.handlers:TransactionHandlers",
             "shard.core.watch.sessions:Sessions",
         ),
         ("refuses",),

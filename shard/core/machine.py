@@ -2,7 +2,7 @@
 
     handle(command, now_ms) ──► Outcome(changes to log, reply, what the reply waits for, boxes to wake)
     apply(change, lsn)      the only code that mutates; handle uses it, recovery replays through it
-    on_logged, on_durable   ──► boxes whose readers may see more now; `uploading.moved` likewise
+    on_logged, on_durable   ──► boxes whose readers may see more now; `uploading.on_upload` likewise
     tick(now_ms)            changes that time alone causes (expiry); next_deadline_ms() says when to call
 
 `kernel.py` explains how it works, `context.py` what features may use, `durability.py` when replies go.
@@ -46,7 +46,7 @@ from shard.core.s2.basins import Basins
 from shard.core.s2.streams import Streams
 from shard.core.s2.tokens import Tokens
 from shard.core.transactions.commits import Commit
-from shard.core.transactions.handlers import Committing
+from shard.core.transactions.handlers import TransactionHandlers
 from shard.core.transactions.state import Txns
 from shard.core.watch.sessions import Sessions
 from streams.protocol.messages import forwards
@@ -133,7 +133,7 @@ class Machine(Context):
         self.jobs = Jobs(self)
         self.moves = Moves(self, self.forwarding.outboxes)
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
-        self._committing = Committing(self, self.txns)
+        self._committing = TransactionHandlers(self, self.txns)
         self.basins = Basins(self)
         self.tokens = Tokens(self)
         self.streams = Streams(self)
@@ -426,7 +426,7 @@ class Machine(Context):
             if box.config.compact == "tag":
                 self.compactable[box.generation] = box
             self.arm_timer(box)
-        self.txns.hydrated()
+        self.txns.finish_restore()
 
     def segments(self) -> Iterator[Segment]:
         """Every segment of every box of this shard."""

@@ -325,7 +325,7 @@ class Engine:
     def _refuse(self, command: Command, ticket: Ticket, why: StreamsError) -> None:
         """Refuse a command without handling it. Later inputs of its append session fail too."""
         if isinstance(command, AppendStream) and command.chain:
-            self.machine.streams.break_chain(command.chain)
+            self.machine.streams.fail_session(command.chain)
         ticket.answer(why, 0.0, 0.0)
 
     def _handle(self, command: Command, ticket: Ticket, payloads: FetchedPayloads) -> None:

@@ -213,7 +213,7 @@ class ObjectUploader:
         self._objects_put += 1
         self._bytes += len(content)
         self._bytes_put += len(content)
-        self._on_uploaded(self._uploading.moved(chain.text, log_name.last_lsn, is_base=False))
+        self._on_uploaded(self._uploading.on_upload(chain.text, log_name.last_lsn, is_base=False))
 
     def _encode_group(self, name: str, group: Sequence[Pending], log_name: LogName) -> bytes:
         return object_log.encode(
@@ -284,7 +284,7 @@ class ObjectUploader:
                     self._bytes -= bytes_before
                     lsn = parts.state.lsn
                     del parts
-                    self._on_uploaded(self._uploading.moved(chain.text, lsn, is_base=True))
+                    self._on_uploaded(self._uploading.on_upload(chain.text, lsn, is_base=True))
                     follows = list(self._uploading.follows)
                     tidy = partial(
                         object_chains.remove_superseded,

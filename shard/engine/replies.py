@@ -70,7 +70,7 @@ class ParkedReplies:
             return
         queue = self._until_durable if outcome.until_durable else self._until_logged
         if outcome.until_uploaded:
-            refusal = self._uploading.stuck()
+            refusal = self._uploading.refusal_error()
             if refusal is not None:  # the store does not answer, and writes are refused for that already
                 ticket.answer(refusal, 0.0, 0.0)
                 return

@@ -263,9 +263,9 @@ class LogRepair:
     def _render_commits(self) -> None:
         """Render the rows of commits whose chunks are all intact. Others rely on later frames."""
         for commit in list(self.machine.txns.commits.values()):
-            if all(commit.left(box) >= rows.count for box, rows in commit.places.items()):
+            if all(commit.rows_left(box) >= rows.count for box, rows in commit.places.items()):
                 step = commit.plan(1 << 62)
-                batches = list(render_step(step, [chunk.taken_apart() for chunk in step.chunks]))
+                batches = list(render_step(step, [chunk.unpack_rows() for chunk in step.chunks]))
                 self.machine.keep_rendered(commit, batches, len(step.chunks))
 
     def _lose_unrendered_before(self, box: Box, first_seq: int) -> None:

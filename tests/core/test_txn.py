@@ -329,11 +329,11 @@ def test_rows_of_small_transactions_stay_in_memory_and_those_of_others_do_not(
     monkeypatch.setattr(txn, "SMALL_RECORDS", 3)
     put(driver, {"b": [b"1", b"2"]})
     epoch = driver.machine.txns.epochs["w", 1]
-    assert all(chunk.held is not None for chunk in epoch.chunks())
+    assert all(chunk.message is not None for chunk in epoch.chunks())
     put(driver, {"b": [b"3", b"4"]}, chunk=1)
-    assert all(chunk.held is None for chunk in epoch.chunks()) and epoch.loaded_bytes == 0
+    assert all(chunk.message is None for chunk in epoch.chunks()) and epoch.loaded_bytes == 0
     put(driver, {"b": [b"5"]}, chunk=2)
-    assert all(chunk.held is None for chunk in epoch.chunks())
+    assert all(chunk.message is None for chunk in epoch.chunks())
     monkeypatch.setattr(txn, "LOADED_MAX", 10)
     put(driver, {"b": [b"6"]}, txn=bulk.Txn("v", 1))
     assert driver.machine.txns._loaded_bytes == 0
@@ -399,7 +399,7 @@ def test_what_is_known_of_held_rows_is_bounded_for_an_epoch_and_for_all(driver: 
     driver.machine.txns.bytes_max = 2_000
     for number in range(3):
         put(driver, {"b": [b"1"]}, chunk=number)
-    with pytest.raises(BatchTooLarge, match="more rows at a time"):
+    with pytest.raises(BatchTooLarge, match="more rows in each chunk"):
         put(driver, {"b": [b"1"]}, chunk=3)
     other = bulk.Txn("v", 1)
     with pytest.raises(Throttled) as refused:

@@ -28,7 +28,7 @@ class WithStore(Driver):
         """Everything up to here is durable and in the store."""
         self.sync()
         lsn = self.machine.lsn if lsn is None else lsn
-        return self.keep(self.machine.uploading.moved(CHAIN, lsn, is_base=is_base)).wakes
+        return self.keep(self.machine.uploading.on_upload(CHAIN, lsn, is_base=is_base)).wakes
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_restart_knows_what_is_yet_to_be_put_there(driver: WithStore) -> None:
     other.start("boot")
     assert other.machine.boxes["b"].log.visible_seq == 2
     assert [each.lsn for each in other.machine.uploading.group(1 << 30)] == [driver.machine.lsn]
-    other.keep(other.machine.uploading.moved(CHAIN, driver.machine.lsn, is_base=False))
+    other.keep(other.machine.uploading.on_upload(CHAIN, driver.machine.lsn, is_base=False))
     assert other.machine.boxes["b"].log.visible_seq == 3
 
 
@@ -175,5 +175,5 @@ def test_a_snapshot_of_what_was_on_its_way_needs_a_base(driver: WithStore) -> No
     assert told(other.do(commands.GetState("b", False))) == (state.lsn, True)
     lsn = other.machine.lsn
     other.sync()
-    other.keep(other.machine.uploading.moved(CHAIN, lsn, is_base=True))
+    other.keep(other.machine.uploading.on_upload(CHAIN, lsn, is_base=True))
     assert other.machine.boxes["b"].log.visible_seq == 2

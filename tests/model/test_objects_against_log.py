@@ -199,7 +199,7 @@ def upload(rng: random.Random, driver: Driver, store: Store, *, is_told: bool = 
     else:
         lsn = store.put_group(machine, rng.choice((1, 200, 10_000)))
     if lsn is not None and (is_told or rng.random() < 0.8):
-        driver.keep(uploading.moved("00000001-000-1", lsn, is_base=is_base))
+        driver.keep(uploading.on_upload("00000001-000-1", lsn, is_base=is_base))
         if is_base and rng.random() < 0.5:
             store.tidy()
 
@@ -209,13 +209,13 @@ def test_what_comes_after_a_missing_or_damaged_object_is_left_out() -> None:
     store = Store()
     driver.put("b", durability="object")
     driver.keep(
-        driver.machine.uploading.moved("00000001-000-1", store.put_base(driver.machine), is_base=True)
+        driver.machine.uploading.on_upload("00000001-000-1", store.put_base(driver.machine), is_base=True)
     )
     for number in range(4):
         driver.append(number)
         lsn = store.put_group(driver.machine, 1)
         assert lsn is not None
-        driver.keep(driver.machine.uploading.moved("00000001-000-1", lsn, is_base=False))
+        driver.keep(driver.machine.uploading.on_upload("00000001-000-1", lsn, is_base=False))
         driver.sync()
     names = sorted(store.objects)
     whole = dict(store.objects)

@@ -152,7 +152,7 @@ class BoxAppliers:
         self.note_unsealed(box, bytes_before)
         self.note_dead_records(box)
         if box.stream is not None:
-            box.stream.dropped_before(box.log.earliest_seq)
+            box.stream.drop_before(box.log.earliest_seq)
         if box.queue is not None:
             box.queue.drop_before(box.log.earliest_seq)
         if box.log.count == 0:
@@ -166,7 +166,7 @@ class BoxAppliers:
         self.note_unsealed(box, bytes_before)
         self.note_dead_records(box)
         if box.stream is not None:
-            box.stream.dropped_before(box.log.earliest_seq)
+            box.stream.drop_before(box.log.earliest_seq)
         if box.queue is not None:
             if change.seqs is not None:
                 box.queue.drop(change.seqs)
@@ -221,7 +221,7 @@ class BoxAppliers:
             bytes_before = context.unsealed_boxes.bytes_of(box)
             box.log.render(at, change.batch)
             self.note_unsealed(box, bytes_before)
-            context.txns.rendered(rows, lsn)
+            context.txns.on_rows_rendered(rows, lsn)
             return
         if at is None:
             assert box.is_memory, "KEPT: a batch of the tail is kept, or one that was restated just before"

@@ -90,7 +90,7 @@ def settle_rest(box: Box) -> None:
         box.queue.drop_before(log.earliest_seq)
     if box.stream is not None:
         box.stream.cut_after(log.head_seq)
-        box.stream.dropped_before(log.earliest_seq)
+        box.stream.drop_before(log.earliest_seq)
     box.groups.restore([(name, min(cursor, log.head_seq), at) for name, cursor, at in box.groups.facts()])
 
 

@@ -1,16 +1,16 @@
-"""What keys use in this shard, and whether they may have more (v0 §12).
+"""Counts the usage of keys in this shard and enforces their limits (v0 §12).
 
-An account is a key with limits. What it uses here is known exactly at any time; what it uses in other shards
-is what a gateway said last, about a second ago (`elsewhere`). A command that would take more than the sum
-allows is refused, at the place where it would create something. So with one shard limits are exact, and with
-more a key can exceed one by what it creates in the other shards within that second.
+An account is a key with limits. Its usage in this shard is exact at any time; its usage in other shards is
+the last report of a gateway, about a second old (`elsewhere`). A command that would exceed a limit is refused
+where it would create something. So with one shard limits are exact; with several, a key can exceed a limit by
+the amount that it creates in other shards within that second.
 
-    boxes, routers         names under the prefixes, counted by two bisections each time they are asked for
+    boxes, routers         names under the prefixes, counted by two bisections at each query
     bytes, groups, keys    a sum for each account, corrected after every change of a box (`note`)
-    sessions, txn_bytes    counted where they are kept, by the key that they belong to
+    sessions, txn_bytes    counted where they are stored, by their key
 
 Rules of the file
-- Nothing here is logged or stored, and no change depends on it: it is counted anew by each life of a shard.
+- Nothing here is logged or stored, and no change depends on it: the shard counts again after each start.
 - A shard whose keys have no limits pays one test for each change (`is_on`).
 
 Bounds: an account for each key, at most `KEYS_MAX`; a small entry for each box while there are accounts.
@@ -34,7 +34,7 @@ from streams.protocol.access.keys import Key
 
 
 class Account:
-    """A key with limits, and what it uses of boxes in this shard."""
+    """A key with limits, and its usage of boxes in this shard."""
 
     __slots__ = ("elsewhere", "groups", "id", "idempotency_keys", "limits", "prefixes", "stored_bytes")
 
@@ -64,7 +64,7 @@ class _Entry:
         self.keys = 0
 
 
-#: Stands for every box that no account covers.
+#: The entry of every box that no account covers.
 _UNCOVERED = _Entry([])
 
 
@@ -116,7 +116,7 @@ class Usage:
         self._counted_name = ""
 
     def step(self, count: int) -> bool:
-        """Counts so many more boxes. Returns True if there are others left."""
+        """Count the next `count` boxes. Return True if there are more."""
         if self.is_counted:
             return False
         boxes = self._context.boxes
@@ -167,19 +167,19 @@ class Usage:
             entry.groups, entry.keys = groups, keys
 
     def _covering(self, name: str) -> list[Account]:
-        found: list[Account] = []
+        accounts: list[Account] = []
         for length in self._lengths:
             if length <= len(name):
-                found += self._by_prefix.get(name[:length], ())
-        return found
+                accounts += self._by_prefix.get(name[:length], ())
+        return accounts
 
-    # -- asking
+    # -- queries
 
     def use_of(self, account: Account) -> Use:
-        """What an account uses in this shard."""
-        return Use(*(self._used(account, name) for name in STORED))
+        """Return the usage of an account in this shard."""
+        return Use(*(self._amount_in_use(account, name) for name in STORED))
 
-    def _used(self, account: Account, name: str) -> int:
+    def _amount_in_use(self, account: Account, name: str) -> int:
         context = self._context
         match name:
             case "boxes":
@@ -190,8 +190,8 @@ class Usage:
                 return context.sessions.count_of(account.id)
             case "txn_bytes":
                 return context.txns.bytes_of(account.id)
-        used: int = getattr(account, name)
-        return used
+        amount: int = getattr(account, name)
+        return amount
 
     def require(self, account_id: str, name: str, more: int = 1) -> None:
         """Raises `Throttled` if the key has a limit of this name and would exceed it."""
@@ -200,8 +200,10 @@ class Usage:
             self._require(account, name, more)
 
     def require_for_all(self, box: str, name: str, more: int = 1) -> None:
-        """The same for what no key asks for, copies and dead letters: it counts for the keys whose prefixes
-        cover the box. A key without prefixes is not asked, or it would stop the copies of everybody."""
+        """Raise `Throttled` if a copy or dead letter, which no key requests, would exceed a limit.
+
+        It counts for the keys whose prefixes cover the box. A key without prefixes is not checked: it would
+        stop the copies of all keys."""
         for account in self._covering(box):
             if account.prefixes:
                 self._require(account, name, more)
@@ -210,12 +212,12 @@ class Usage:
         limit: int = getattr(account.limits, name)
         if not limit:
             return
-        used = self._used(account, name) + getattr(account.elsewhere, name)
-        if used + more > limit:
-            raise limit_exceeded_error(name, in_use=used, limit=limit)
+        in_use = self._amount_in_use(account, name) + getattr(account.elsewhere, name)
+        if in_use + more > limit:
+            raise limit_exceeded_error(name, in_use=in_use, limit=limit)
 
     def exchange(self, ids: Iterable[str], elsewhere: dict[str, Use]) -> dict[str, Use]:
-        """Takes in what accounts use in other shards; returns what these use here."""
+        """Store the usage of accounts in other shards; return the usage of these ids here."""
         for id, use in elsewhere.items():
             if id in self.accounts:
                 self.accounts[id].elsewhere = use
@@ -230,11 +232,11 @@ class Usage:
         assert self._entries.keys() == self._context.generations.keys(), "SUMS"
         for account in self.accounts.values():
             grant = Grant(prefixes=account.prefixes)
-            covered = [box for box in boxes if grant.covers(box.name)]
-            assert account.stored_bytes == sum(box.log.bytes for box in covered), "SUMS"
-            assert account.groups == sum(len(box.groups) for box in covered), "SUMS"
-            assert account.idempotency_keys == sum(len(box.keys) for box in covered), "SUMS"
-            assert _names_in(self._context.boxes, account.prefixes) == len(covered), "SUMS"
+            own_boxes = [box for box in boxes if grant.covers(box.name)]
+            assert account.stored_bytes == sum(box.log.bytes for box in own_boxes), "SUMS"
+            assert account.groups == sum(len(box.groups) for box in own_boxes), "SUMS"
+            assert account.idempotency_keys == sum(len(box.keys) for box in own_boxes), "SUMS"
+            assert _names_in(self._context.boxes, account.prefixes) == len(own_boxes), "SUMS"
 
 
 def _disjoint(grant: Grant) -> tuple[str, ...]:
@@ -242,12 +244,12 @@ def _disjoint(grant: Grant) -> tuple[str, ...]:
 
 
 def _names_in(names: Any, prefixes: tuple[str, ...]) -> int:
-    """How many names of a `SortedDict` begin with one of these; all, if there are none."""
+    """Return how many names of a `SortedDict` begin with one of these prefixes; all, if there are none."""
     if not prefixes:
         return len(names)
     return sum(names.bisect_left(_after(prefix)) - names.bisect_left(prefix) for prefix in prefixes)
 
 
 def _after(prefix: str) -> str:
-    """The first text that is greater than all that begin with `prefix`."""
+    """Return the first text that is greater than every text that begins with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -1,30 +1,30 @@
-"""What of the log must be in the object store, and how far that is: for boxes of class `object`.
+"""Selects the changes to upload to the object store, and tracks their progress: for boxes of class `object`.
 
     apply(change) ─► note: does it concern an object box? ─► pending ─► group ─► (an object in the store)
                                                                 ▲                       │
-    position: all that must be there is, up to here     moved ──┴── UploadsMoved ◄──────┘
+    position: uploads are complete up to here       on_upload ──┴── UploadsMoved ◄──────┘
 
-What is in the store is a *chain*: a base, which is all object boxes as of one lsn, and after it the changes
-that concern them, in the order of the log. `engine/object_uploader.py` uploads both, and
+The store contains a *chain*: a base, which is all object boxes as of one lsn, and after it the changes of
+these boxes, in the order of the log. `engine/object_uploader.py` uploads both, and
 `transfer/object_chains.py` reads them back.
 
-A change is pending from the moment it is applied until it is told that it is in the store. So is what a crash
-left: recovery applies the same changes, and `UploadsMoved` in the log says which of them had arrived. Where
-that cannot be said change by change, a base is asked for (`needs_base_lsn`), and nothing from there on
-counts as uploaded before it is there: a box that has come into the class, a shard that has no chain yet, a
-snapshot that was taken while something was pending, more pending than there should be.
+A change is pending from its application until the uploader reports that it is in the store. This holds across
+a crash: recovery applies the same changes, and `UploadsMoved` in the log says which of them were uploaded.
+Where single changes cannot be tracked, a base is required (`needs_base_lsn`), and no later change counts as
+uploaded before that base is in the store: a box that changes into the class, a shard without a chain, a
+snapshot that was taken while changes were pending, too many pending changes.
 
 Rules of the file
-- It decides what is put into the store and never when; it knows no store.
-- Segments and what is held for transactions are this disk's own business and are not uploaded. A commit goes
-  up as the batches that it made, and its mark.
+- It decides which changes are uploaded, never when; it does not access the store.
+- Segments and pending rows of transactions are local and are not uploaded. A commit is uploaded as its
+  batches and its mark.
 
 Invariants
 - POSITION: `position` never goes back, and nothing that is pending lies at or below it.
-- SHOWN: a record of an object box is visible only if its change is at or below what was told to have moved.
+- SHOWN: a record of an object box is visible only if its change is at or below the reported position.
 
-Bounds: commands are refused at `backlog_bytes_max`; what time alone brings about goes on, and is given up in
-favour of a base at twice that, or at `PENDING_MAX`.
+Bounds: commands are refused at `backlog_bytes_max`. Changes by timers continue; at twice that limit, or at
+twice `PENDING_MAX`, a base replaces all pending changes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from streams.protocol.errors import ColdStoreUnavailable, StreamsError, Throttle
 from streams.protocol.messages.bulk import TxnCommit
 from streams.protocol.messages.commands import Append, Command, PutBox
 
-#: Changes that wait for the store. Each costs some 200 bytes beside the batch, which is in memory anyway.
+#: Changes that wait for the store. Each takes about 200 bytes; its batch is in memory anyway.
 PENDING_MAX = 200_000
 
-#: What a change without records takes in an object, about.
+#: Approximate bytes of a change without records in an object.
 _CHANGE_BYTES = 256
 
-#: Facts about this disk, or about what the store is not told of.
+#: Changes that are local to this disk and are not uploaded.
 _LOCAL = frozenset(
     {
         changes.SegmentSealed,
@@ -65,11 +65,11 @@ _LOCAL = frozenset(
         changes.TxnDropped,
         changes.TxnForgotten,
         changes.TxnRendered,
-        changes.TxnCommitted,  # `Txns` ships what it comes to
+        changes.TxnCommitted,  # `Txns` ships its batches
         changes.UploadsMoved,
     }
 )
-#: What belongs to no box, and is uploaded by every shard that has a chain.
+#: Changes of registries: they belong to no box, and every shard with a chain uploads them.
 _REGISTERS = frozenset(
     {
         changes.RouterRegistered,
@@ -80,7 +80,7 @@ _REGISTERS = frozenset(
         changes.TokenRevoked,
     }
 )
-#: What can be the first change that concerns the store.
+#: Changes that can be the first one of an object box.
 OPENING = frozenset({changes.BoxCreated, changes.StreamCreated, changes.BoxConfigured})
 
 
@@ -102,27 +102,27 @@ class Uploading:
         self._context = context
         context.on_check(self.check)
         context.on_snapshot(self._take_snapshot, self._restore)
-        #: Whether there is a store.
+        #: True if the server has an object store.
         self.is_enabled = is_enabled
-        #: Whether an answer about a register (of basins, tokens, routers) waits for the store too.
+        #: True if a reply about a registry (basins, tokens, routers) waits for the store too.
         self.registers = registers and is_enabled
         self.backlog_bytes_max = backlog_bytes_max
-        #: Why the store cannot be used although there is one; empty while it can.
+        #: Why the configured store cannot be used; empty while it can.
         self.refusal = ""
-        #: Whether there is anything to upload, or ever was.
+        #: True if there are uploads, or ever were.
         self.is_on = False
-        #: The chain that this shard writes, and of which server the chains are that it takes the place of.
+        #: The chain that this shard writes, and the servers whose chains it replaces.
         self.chain = ""
         self.follows: list[str] = []
-        #: All that must be in the store up to here is there; its last object, or base, ends at `tail_lsn`.
+        #: Uploads are complete up to `lsn`; the last object, or base, ends at `tail_lsn`.
         self.lsn = 0
         self.tail_lsn = 0
         self.needs_base_lsn = 0
         self._pending: deque[Pending] = deque()
         self.pending_bytes = 0
-        #: Names of object boxes whose deletion is on its way there.
-        self._deleted: dict[str, int] = {}
-        self._woken: list[str] = []
+        #: By name: the lsn of the deletion of an object box, until it is uploaded.
+        self._deletion_lsns: dict[str, int] = {}
+        self._wakes: list[str] = []
         self._restored_lsn = 0
         context.on_change(changes.UploadsMoved, self._apply_moved)
         context.observe_before(OPENING, self._note_first)
@@ -132,14 +132,14 @@ class Uploading:
     def __repr__(self) -> str:
         return f"<Uploading {self.chain or 'nothing yet'}: at {self.lsn}, {len(self._pending)} changes to go>"
 
-    # -- how far it is
+    # -- progress
 
     @property
     def position(self) -> int:
-        """Whatever rests on this lsn, or on an earlier one, cannot be lost with this machine."""
+        """The lsn up to which changes of object boxes survive the loss of this machine."""
         position = self._context.durability.durable_lsn
         if not self.is_enabled:
-            return position  # nothing is written to object boxes, and what is there is as safe as it will be
+            return position  # without a store there are no new changes of object boxes
         if self.needs_base_lsn:
             position = min(position, self.needs_base_lsn - 1)
         if self._pending:
@@ -147,19 +147,19 @@ class Uploading:
         return position
 
     def settled_lsn(self, lsn: int) -> int:
-        """How far it is of `lsn`, which may not be durable yet."""
+        """Return the uploaded position, at most `lsn`, which may not be durable yet."""
         if self.needs_base_lsn:
             lsn = min(lsn, self.needs_base_lsn - 1)
         return min(lsn, self._pending[0].lsn - 1) if self._pending else lsn
 
     def deletion_of(self, name: str) -> int:
-        """What an answer waits for that says of a box that it is not there; 0 = nothing of this kind."""
-        lsn = self._deleted.get(name, 0)
+        """Return the lsn of the deletion that a not-found reply must wait for; 0 = none."""
+        lsn = self._deletion_lsns.get(name, 0)
         return lsn if lsn > self.position else 0
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something that could be put into the store now."""
+        """True if a durable change or a base can be uploaded now."""
         if not self.is_enabled:
             return False
         return bool(self.needs_base_lsn) or bool(
@@ -167,38 +167,38 @@ class Uploading:
         )
 
     def group(self, bytes_max: int) -> list[Pending]:
-        """The oldest changes that are durable here, about so many bytes of them. Changes of one lsn are one
-        fact, and stay together."""
-        found: list[Pending] = []
+        """Return the oldest changes that are durable here, about `bytes_max` of them. Changes of one lsn stay
+        together."""
+        changes_to_upload: list[Pending] = []
         size = 0
         for each in self._pending:
             if each.lsn > self._context.durability.durable_lsn or 0 < self.needs_base_lsn <= each.lsn:
                 break
-            if size >= bytes_max and each.lsn != found[-1].lsn:
+            if size >= bytes_max and each.lsn != changes_to_upload[-1].lsn:
                 break
-            found.append(each)
+            changes_to_upload.append(each)
             size += each.size
-        return found
+        return changes_to_upload
 
     # -- admission
 
     def refuses(self, command: Command) -> StreamsError | None:
-        """Whether a command that writes has to be turned away because of the store."""
+        """Return the error for a write that the store cannot accept now, or None."""
         if not self._concerns(command):
             return None
         if not self.is_enabled:
-            return _no_store("there is none: set STREAMS_COLD_DIR")
+            return _no_store("this server has none: set STREAMS_COLD_DIR")
         if self.refusal:
-            return self.stuck()
+            return self.refusal_error()
         if self.pending_bytes > self.backlog_bytes_max or len(self._pending) > PENDING_MAX:
             return Throttled(
-                f"{self.pending_bytes} bytes wait for the object store; try again when it has taken some",
+                f"{self.pending_bytes} bytes wait for upload to the object store; retry later",
                 limit="object_backlog",
             )
         return None
 
-    def stuck(self) -> StreamsError | None:
-        """What to tell those who would have to wait for a store that is not to be used."""
+    def refusal_error(self) -> StreamsError | None:
+        """Return the error for replies that wait for a store that cannot be used, or None."""
         return _no_store(self.refusal) if self.refusal else None
 
     def _concerns(self, command: Command) -> bool:
@@ -206,7 +206,7 @@ class Uploading:
         if box is not None and box.is_object:
             return True
         if not self.is_enabled:
-            return False  # whoever asks for the class is told by the one who makes boxes
+            return False  # creating a box of the class fails elsewhere
         if isinstance(command, TxnCommit):
             return True
         if isinstance(command, PutBox):
@@ -227,7 +227,7 @@ class Uploading:
             self.note(change, lsn)
 
     def note(self, change: Change, lsn: int) -> None:
-        """A change is about to be applied."""
+        """Ship a change of an object box or a registry before it is applied."""
         if not lsn or type(change) in _LOCAL:
             return
         if type(change) in _REGISTERS:
@@ -239,7 +239,7 @@ class Uploading:
         if was_object or (becomes_object and box is None):
             self.ship(change, lsn)
             if type(change) is changes.BoxDeleted and box is not None:
-                self._deleted[box.name] = lsn
+                self._deletion_lsns[box.name] = lsn
         elif becomes_object:
             self._turn_on()
             self.require_base(lsn)
@@ -260,28 +260,28 @@ class Uploading:
             self.pending_bytes = 0
 
     def require_base(self, lsn: int) -> None:
-        """Changes from `lsn` on are not in the store before a base is that has them."""
+        """Require a base: changes from `lsn` on count as uploaded only with it."""
         self.needs_base_lsn = min(self.needs_base_lsn or lsn, lsn)
 
     def begin_anew(self) -> None:
-        """The store does not have the chain: what comes from now on needs another, with a base."""
+        """Start a new chain with a base, because the store does not have the current one."""
         self.chain = ""
         self.require_base(self._context.lsn + 1)
 
     def stage(self, box: Box, lsn: int) -> None:
-        """What the box has now is for its readers when `lsn` is in the store."""
+        """Show the current records of the box to readers when `lsn` is in the store."""
         self._context.durability.show_when_stored(box, lsn, box.log.head_seq, box.log.last_ts)
 
     def stage_upto(self, box: Box, lsn: int, seq: int) -> None:
-        """The same of what the box has up to `seq`, of rows that were rendered later than others."""
+        """Show the records up to `seq` when `lsn` is in the store: later rows are rendered later."""
         last = next(iter(box.log.spans(seq)), None)
         ts = box.log.last_ts if last is None else last.last_ts
         self._context.durability.show_when_stored(box, lsn, seq, ts)
 
-    # -- what has arrived
+    # -- completed uploads
 
-    def moved(self, chain: str, lsn: int, *, is_base: bool) -> Outcome:
-        """An object of the chain that ends at `lsn` is in the store, or a base as of it."""
+    def on_upload(self, chain: str, lsn: int, *, is_base: bool) -> Outcome:
+        """Log that an object of the chain that ends at `lsn`, or a base as of it, is in the store."""
         entries: LogEntries = []
         context = self._context
         needs_base = self.needs_base_lsn > lsn or (self.needs_base_lsn > 0 and not is_base)
@@ -290,9 +290,9 @@ class Uploading:
             through = min(through, self.needs_base_lsn - 1)
         tail_lsn = max(lsn, self.tail_lsn) if chain == self.chain else lsn
         context.log(changes.UploadsMoved(chain, max(through, lsn), tail_lsn, is_base), entries)
-        woken, self._woken = self._woken, []
-        woken += context.moves.on_upload(self.lsn)
-        return Outcome(entries, None, wakes=tuple(woken))
+        wakes, self._wakes = self._wakes, []
+        wakes += context.moves.on_upload(self.lsn)
+        return Outcome(entries, None, wakes=tuple(wakes))
 
     def _apply_moved(self, change: changes.UploadsMoved, lsn: int) -> None:
         self._turn_on()
@@ -303,11 +303,11 @@ class Uploading:
             self.needs_base_lsn = 0
         while self._pending and self._pending[0].lsn <= change.lsn:
             self.pending_bytes -= self._pending.popleft().size
-        for name in [name for name, deleted in self._deleted.items() if deleted <= change.lsn]:
-            del self._deleted[name]
-        self._woken = self._context.durability.on_stored(change.lsn)
+        for name in [name for name, at in self._deletion_lsns.items() if at <= change.lsn]:
+            del self._deletion_lsns[name]
+        self._wakes = self._context.durability.on_stored(change.lsn)
 
-    # -- lives
+    # -- snapshots and start
 
     def _take_snapshot(self, state: ShardState) -> None:
         state.chain = self.chain
@@ -316,8 +316,8 @@ class Uploading:
         state.follows = list(self.follows)
 
     def _restore(self, state: ShardState) -> None:
-        """Takes over a snapshot, when its boxes are there. What of them is not known to be in the store is
-        taken to rest on all that the snapshot holds."""
+        """Restore a snapshot after its boxes. Boxes that may not be uploaded completely depend on the lsn of
+        the whole snapshot."""
         self.chain, self.follows = state.chain, list(state.follows)
         self.lsn, self.tail_lsn = state.uploaded_lsn, state.uploaded_tail_lsn
         self._restored_lsn = state.lsn
@@ -332,7 +332,7 @@ class Uploading:
             self._context.moves.delay_until_upload(box, state.lsn)
 
     def start(self) -> None:
-        """A life begins: whatever cannot be uploaded change by change needs a base."""
+        """Require a base at start if changes before the snapshot are not uploaded."""
         if self.is_on and (not self.chain or self.lsn < self._restored_lsn):
             self.require_base(self.lsn + 1)
         self._context.moves.on_upload(self.lsn)
@@ -347,4 +347,4 @@ class Uploading:
 
 
 def _no_store(why: str) -> ColdStoreUnavailable:
-    return ColdStoreUnavailable(f"boxes of class object need the object store, and {why}")
+    return ColdStoreUnavailable(f"boxes of class object need an object store: {why}")

@@ -1,12 +1,13 @@
-"""The register of basins: which there are, what their streams are like by default (s2 §8).
+"""The registry of basins and of the default config of their streams (s2 §8).
 
-One shard keeps it for the whole server (shard 0). It knows no stream: those are boxes, wherever they are, and
-each says the number of its basin.
+Shard 0 keeps it for the whole server. It does not list streams: those are boxes on any shard, and each stores
+the number of its basin.
 
 Rules of the file
-- A basin is written down here before a stream is made in it, and is forgotten after its last stream. A stream
-  of a basin that is not written down is a remnant, to be deleted (`gateway/s2/housekeeping.py`).
-- Answers wait for the last change of the register, whatever they say: nobody learns of what may yet vanish.
+- A basin is registered before its first stream is created, and is removed after its last stream. A stream of
+  an unregistered basin is a remnant, which `gateway/s2/housekeeping.py` deletes.
+- Every reply waits until the last change of the registry is durable: no client sees a change that a crash can
+  undo.
 """
 
 from __future__ import annotations
@@ -58,33 +59,33 @@ class Basins:
         return f"<Basins {len(self.basins)} up to number {self.last_number}>"
 
     def count(self, prefixes: tuple[str, ...]) -> int:
-        """How many basins a key with these prefixes may use: a basin counts as the name before its slash."""
+        """Return the number of basins under these prefixes: a basin counts as the name before its slash."""
         if not prefixes:
             return len(self.basins)
-        found = 0
+        total = 0
         for prefix in prefixes:
             basin, slash, stream = prefix.partition("/")
             if slash:
-                found += not stream and basin in self.basins
+                total += not stream and basin in self.basins
             else:
                 after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-                found += self.basins.bisect_left(after) - self.basins.bisect_left(prefix)
-        return found
+                total += self.basins.bisect_left(after) - self.basins.bisect_left(prefix)
+        return total
 
     # -- deciding
 
     def _refusing(
         self, handle: Callable[[Any, int, LogEntries], Outcome]
     ) -> Callable[[Any, int, LogEntries], Outcome]:
-        """A refusal rests on the register too, and waits like any answer."""
+        """Wrap a handler: its errors depend on the registry too, so they wait like any reply."""
 
-        def handled(command: Any, now_ms: int, entries: LogEntries) -> Outcome:
+        def handle_or_refuse(command: Any, now_ms: int, entries: LogEntries) -> Outcome:
             try:
                 return handle(command, now_ms, entries)
             except StreamsError as error:
                 return self._answer(entries, error.with_traceback(None))
 
-        return handled
+        return handle_or_refuse
 
     def _require(self, name: str) -> Basin:
         basin: Basin | None = self.basins.get(name)
@@ -93,8 +94,8 @@ class Basins:
         return basin
 
     def _put(self, command: s2.PutBasin, now_ms: int, entries: LogEntries) -> Outcome:
-        known: Basin | None = self.basins.get(command.name)
-        if known is None:
+        existing: Basin | None = self.basins.get(command.name)
+        if existing is None:
             if len(self.basins) >= BASINS_MAX:
                 raise Throttled(f"there are {len(self.basins)} basins already; delete some", limit="basins")
             if command.account:
@@ -108,19 +109,19 @@ class Basins:
                 asked=command.config,
             )
             return self._register(basin, "created", entries)
-        if known.deleted_ms:
+        if existing.deleted_ms:
             raise BasinDeletionPending(f"basin {command.name} is being deleted", basin=command.name)
         if command.ensures:
-            if known.config == command.config:
-                return self._answer(entries, s2.PutBasinReply(known, "noop"))
+            if existing.config == command.config:
+                return self._answer(entries, s2.PutBasinReply(existing, "noop"))
             if not command.may_update:
                 raise Forbidden(
                     f"basin {command.name} exists with another config, which the caller may not change"
                 )
-            return self._register(replace(known, config=command.config), "updated", entries)
-        if not command.token or (command.token, command.config) != (known.token, known.asked):
+            return self._register(replace(existing, config=command.config), "updated", entries)
+        if not command.token or (command.token, command.config) != (existing.token, existing.asked):
             raise ResourceAlreadyExists(f"basin {command.name} already exists", basin=command.name)
-        return self._answer(entries, s2.PutBasinReply(known, "noop"))
+        return self._answer(entries, s2.PutBasinReply(existing, "noop"))
 
     def _register(self, basin: Basin, result: s2.Result, entries: LogEntries) -> Outcome:
         self._context.log(changes.BasinRegistered(basin), entries)

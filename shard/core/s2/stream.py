@@ -1,13 +1,13 @@
-"""What a stream is beside its box: what was said of it, when its records came, what is to be trimmed.
+"""State of a stream in addition to its box: its config, the write times of its records, pending trims.
 
-Records of a stream expire by when they were *written*, whatever their timestamps say, so the times of writing
-are kept here, in marks: everything up to `last_seqs[i]`, and behind the mark before, was written from
-`opened_ms[i]` to `closed_ms[i]`. A record expires when the mark it is in does, so it may stay a little longer
-than it must: for one part in `_MARKS_PER_AGE` of the retention.
+Records of a stream expire by the time they were *written*, not by their timestamps. The write times are
+stored in marks: the records after mark `i - 1` up to `last_seqs[i]` were written from `opened_ms[i]` to
+`closed_ms[i]`. A record expires with its mark, so it may stay longer than its retention by one part in
+`_MARKS_PER_AGE`.
 
-A reader that begins passes trimmed records by at once. They are removed later: a reader that follows the
-stream must get the records that are trimmed in the very batch that says so. Trims that wait for that are kept
-here too, so that they survive a restart.
+A new reader skips trimmed records at once. They are removed later, because a reader that follows the stream
+must still get the records of the batch that contains the trim. Pending trims are stored here, so that they
+survive a restart.
 
 Invariants
 - MARKS: the three columns rise together, and all of a mark lies at or behind the first live record.
@@ -24,22 +24,22 @@ from msgspec.structs import replace
 from shard.core.changes import StreamAppended, StreamFacts
 from streams.protocol.messages.s2 import Stream, in_ms
 
-#: How long readers that follow a stream still get trimmed records. They are a page behind at most, or slow.
+#: How long readers that follow a stream still get trimmed records. Most are at most one page behind.
 TRIM_LAG_MS = 2_000
-#: How long a stream is seen as being deleted before it is gone: its readers are woken and answered meanwhile.
+#: How long a stream stays in deletion before it is removed: meanwhile its readers wake and get an answer.
 DELETION_LAG_MS = 50
 
-#: A mark is as long as this part of the retention, or a minute where records are kept for ever.
+#: A mark covers this fraction of the retention, or a minute where records never expire.
 _MARKS_PER_AGE = 256
 _FOREVER_STEP_MS = 60_000
-#: Beyond it neighbours are joined. 512 marks are 12 KiB.
+#: Above this number, neighbours are merged. 512 marks are 12 KiB.
 _MARKS_MAX = 512
-#: Trims that come within this time are put off together, so at most nine wait.
+#: Trims within this time are delayed together, so at most nine are pending.
 _TRIM_STEP_MS = 250
 
 
 class Trim(NamedTuple):
-    """Records below `seq` go at `due_ms`."""
+    """Records below `seq` are removed at `due_ms`."""
 
     seq: int
     due_ms: int
@@ -55,7 +55,7 @@ class StreamState:
         self.closed_ms = array("q")
         self.last_seqs = array("Q")
         self.trims: list[Trim] = []
-        #: The lsn of the last trim in this life: an answer that passes trimmed records by waits for it.
+        #: The lsn of the last trim since start: an answer that skips trimmed records waits for it.
         self.trim_lsn = 0
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class StreamState:
 
     @property
     def age_ms(self) -> int:
-        """0 = records are kept for ever."""
+        """The retention of records; 0 = records never expire."""
         return in_ms(self.stream.spec.age_secs)
 
     @property
@@ -73,7 +73,7 @@ class StreamState:
         return self.stream.deleted_ms + DELETION_LAG_MS if self.stream.deleted_ms else None
 
     def due_ms(self) -> int | None:
-        """When something is to be trimmed or expires next."""
+        """Return the time of the next trim or expiry."""
         due = [self.trims[0].due_ms] if self.trims else []
         if self.age_ms and self.closed_ms:
             due.append(self.closed_ms[0] + self.age_ms + 1)
@@ -97,7 +97,7 @@ class StreamState:
 
     # -- applying
 
-    def appended(self, change: StreamAppended, earliest_seq: int, lsn: int) -> None:
+    def apply_append(self, change: StreamAppended, earliest_seq: int, lsn: int) -> None:
         self._mark(change.at_ms, change.batch.last_seq)
         if change.trim_seq > max(earliest_seq, self.first_seq_for_new_readers):
             self.trim_lsn = lsn
@@ -123,15 +123,15 @@ class StreamState:
         self.closed_ms.append(at_ms)
         self.last_seqs.append(last_seq)
 
-    def dropped_before(self, earliest_seq: int) -> None:
-        """Nothing below `earliest_seq` is live any more."""
-        gone = bisect_left(self.last_seqs, earliest_seq)
-        if gone:
-            del self.opened_ms[:gone], self.closed_ms[:gone], self.last_seqs[:gone]
+    def drop_before(self, earliest_seq: int) -> None:
+        """Drop marks and trims below `earliest_seq`, the first live record."""
+        stale_marks = bisect_left(self.last_seqs, earliest_seq)
+        if stale_marks:
+            del self.opened_ms[:stale_marks], self.closed_ms[:stale_marks], self.last_seqs[:stale_marks]
         self.trims = [trim for trim in self.trims if trim.seq > earliest_seq]
 
     def cut_after(self, head_seq: int) -> None:
-        """Nothing behind `head_seq` is there, as if it had never been."""
+        """Remove every trace of records after `head_seq`."""
         whole = bisect_left(self.last_seqs, head_seq)
         if whole < len(self.last_seqs):
             del self.opened_ms[whole + 1 :], self.closed_ms[whole + 1 :], self.last_seqs[whole + 1 :]
@@ -139,8 +139,7 @@ class StreamState:
         self.trims = [trim._replace(seq=min(trim.seq, head_seq + 1)) for trim in self.trims]
 
     def rewound(self, now_ms: int) -> None:
-        """Time begins again at `now_ms`: nothing has happened later, and no trim is put off for longer than
-        it would be if it came now."""
+        """Clamp times to `now_ms` after the clock went back. No trim is delayed longer than a new one."""
         for column in (self.opened_ms, self.closed_ms):
             column[:] = array("q", [min(at_ms, now_ms) for at_ms in column])
         self.trims = [

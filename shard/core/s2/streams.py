@@ -1,12 +1,12 @@
-"""Streams of the S2 API, as the machine handles and applies them (s2 §9, §11, §14, §15).
+"""Handles commands and applies changes of S2 streams (s2 §9, §11, §14, §15).
 
-A stream is a box whose records are binary. It is made, changed and deleted here; the log below it, its
-visibility, sealing and recovery are those of any box. What a stream keeps beside is in `stream.py`, what a
-record looks like in `streams/protocol/model/sequenced.py`, where the numbers of a stream are explained too.
+A stream is a box whose records are binary. This file creates, changes and deletes it; its log, visibility,
+sealing and recovery are those of any box. Its additional state is in `stream.py`. The record format and the
+numbering of records are in `streams/protocol/model/sequenced.py`.
 
 Rules of the file
 - A fence or trim inside a batch is part of the change that appends it: applying one never looks at a record.
-- A stream that is being deleted answers nothing but that; it is gone a moment later.
+- A stream in deletion rejects every command; it is removed a moment later.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from streams.protocol.messages.s2 import DEFAULTS, Stream
 from streams.protocol.model import sequenced
 from streams.protocol.model.records import Batch, render_binary, resolve_times
 
-#: Boxes one page of a list looks at: a millisecond. Most of them may be no streams.
+#: Most boxes that one page of a list scans: a millisecond. Most of them may be no streams.
 _LISTED_MAX = 5_000
 
-#: Sessions that are remembered as failed: until their other inputs are here, a few milliseconds.
-_BROKEN_MAX = 4096
+#: Failed sessions to remember until their remaining inputs arrive, a few milliseconds later.
+_FAILED_SESSIONS_MAX = 4096
 
-#: From this time on a record takes no fewer bytes as it is kept than it is metered as (a time of five bytes
-#: and more, and two more around it, are eight), so what fits as it is kept fits.
+#: From this time on, the stored size of a record is at least its metered size (a time of five bytes or more,
+#: with two more around it, has at least eight), so records whose stored size fits also fit as metered.
 _PLAIN_TS_MIN = 1 << 28
 
 
 class Streams:
     def __init__(self, context: Context) -> None:
         self._context = context
-        #: Sessions of which an input has failed. What they sent before they heard of it is refused.
-        self._broken: dict[str, None] = {}
+        #: Sessions with a failed input. Inputs that they sent before the error reached them are refused.
+        self._failed_sessions: dict[str, None] = {}
         context.on_command(s2.AppendStream, self._append)
         context.on_command(ReadStream, self._read)
         context.on_command(s2.PutStream, self._put)
@@ -72,13 +72,13 @@ class Streams:
 
     @property
     def _in_store(self) -> bool:
-        """Whether streams that are made now are of class object."""
+        """True if new streams get the class object."""
         return self._context.uploading.registers
 
     # -- finding
 
     def _require(self, name: str) -> tuple[Box, StreamState]:
-        """A stream that is not being deleted."""
+        """Return a stream; raise unless it exists and is not in deletion."""
         box = self._context.boxes.get(name)
         if box is None or box.stream is None:
             raise StreamNotFound(f"stream {name} does not exist", stream=name)
@@ -86,8 +86,8 @@ class Streams:
             raise StreamDeletionPending(f"stream {name} is being deleted", stream=name)
         return box, box.stream
 
-    def _found(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, StreamState]:
-        """The same, without what is to be trimmed or has expired by now."""
+    def _require_and_expire(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, StreamState]:
+        """Return a stream after removing the records that are trimmed or have expired by now."""
         box, state = self._require(name)
         self.expire(box, state, now_ms, entries)
         return box, state
@@ -95,13 +95,13 @@ class Streams:
     def expire(self, box: Box, state: StreamState, now_ms: int, entries: LogEntries) -> None:
         earliest_seq = box.log.earliest_seq
         if state.trimmed_before(now_ms) > earliest_seq:
-            deleted = box.plan_trim(state.trimmed_before(now_ms), now_ms)
-            self._context.stage(deleted, box, entries)
+            deletion = box.plan_trim(state.trimmed_before(now_ms), now_ms)
+            self._context.stage(deletion, box, entries)
         if state.expired_before(now_ms) > box.log.earliest_seq:
-            evicted = box.plan_eviction(state.expired_before(now_ms), "ttl", now_ms)
-            self._context.stage(evicted, box, entries)
+            eviction = box.plan_eviction(state.expired_before(now_ms), "ttl", now_ms)
+            self._context.stage(eviction, box, entries)
 
-    # -- being there
+    # -- streams
 
     def _put(self, command: s2.PutStream, now_ms: int, entries: LogEntries) -> Outcome:
         spec = command.asked.over(command.defaults).over(DEFAULTS)
@@ -119,8 +119,8 @@ class Streams:
                 asked=command.asked,
             )
             config = replace(spec.box_config, durability="object" if self._in_store else "fsync")
-            created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
-            lsn = self._context.log(created, entries)
+            change = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
+            lsn = self._context.log(change, entries)
             wait = self._context.durability.wait_for_config(lsn, config.durability)
             return reply_after(wait, entries, s2.PutStreamReply(stream, "created"))
         assert box.stream is not None, "no other box has such a name"
@@ -141,7 +141,7 @@ class Streams:
         return self._context.answer(box, s2.PutStreamReply(stream, result), entries, box.config_lsn)
 
     def _patch(self, command: s2.PatchStream, now_ms: int, entries: LogEntries) -> Outcome:
-        box, state = self._found(command.box, now_ms, entries)
+        box, state = self._require_and_expire(command.box, now_ms, entries)
         spec = command.patch.apply(state.stream.spec).over(command.defaults).over(DEFAULTS)
         stream = state.stream
         if spec != stream.spec:
@@ -166,37 +166,37 @@ class Streams:
         if is_meant and not stream.deleted_ms:
             stream = self._state(box, replace(stream, deleted_ms=now_ms), entries)
         answer = self._context.answer(box, s2.GetStreamReply(stream), entries, box.config_lsn)
-        return answer._replace(wakes=(box.name,))  # those that follow it are told
+        return answer._replace(wakes=(box.name,))  # wakes the readers that follow it
 
     def _list(self, command: s2.ListStreams, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
         page: list[tuple[str, Stream]] = []
-        reached = command.after
-        listed: list[tuple[Box, int]] = []
-        for looked, name in enumerate(context.boxes.irange(minimum=max(command.prefix, command.after))):
+        last_name = command.after
+        boxes_shown: list[tuple[Box, int]] = []
+        for index, name in enumerate(context.boxes.irange(minimum=max(command.prefix, command.after))):
             if not name.startswith(command.prefix):
                 break
-            if len(page) == command.limit or looked == _LISTED_MAX:
-                wait = context.durability.wait_for_list(listed)
-                return reply_after(wait, entries, s2.StreamPage(page, reached))
-            reached = name
+            if len(page) == command.limit or index == _LISTED_MAX:
+                wait = context.durability.wait_for_list(boxes_shown)
+                return reply_after(wait, entries, s2.StreamPage(page, last_name))
+            last_name = name
             box = context.boxes[name]
             if name > command.after and box.stream is not None:
-                listed.append((box, box.config_lsn))
+                boxes_shown.append((box, box.config_lsn))
                 page.append((name, box.stream.stream))
-        return reply_after(context.durability.wait_for_list(listed), entries, s2.StreamPage(page))
+        return reply_after(context.durability.wait_for_list(boxes_shown), entries, s2.StreamPage(page))
 
     def _get_usage(self, command: s2.GetUsage, now_ms: int, entries: LogEntries) -> Outcome:
-        """Of what readers may have, so it waits for nothing."""
+        """Count visible records only, so the reply waits for nothing."""
         boxes = self._context.boxes
         count = records = size = 0
-        reached = command.after
-        for looked, name in enumerate(boxes.irange(minimum=max(command.prefix, command.after))):
+        last_name = command.after
+        for index, name in enumerate(boxes.irange(minimum=max(command.prefix, command.after))):
             if not name.startswith(command.prefix) or (command.is_exact and name != command.prefix):
                 break
-            if looked == _LISTED_MAX:
-                return Outcome(entries, s2.StreamUsage(count, records, size, reached))
-            reached = name
+            if index == _LISTED_MAX:
+                return Outcome(entries, s2.StreamUsage(count, records, size, last_name))
+            last_name = name
             box = boxes[name]
             if name > command.after and box.stream is not None:
                 box_records, box_size = box.log.visible_totals()
@@ -208,22 +208,22 @@ class Streams:
     def _append(self, command: s2.AppendStream, now_ms: int, entries: LogEntries) -> Outcome:
         if not command.chain:
             return self._append_one(command, now_ms, entries)
-        if command.chain in self._broken:
+        if command.chain in self._failed_sessions:
             raise InvalidRequest("an earlier input of this session has failed")
         try:
             return self._append_one(command, now_ms, entries)
         except StreamsError:
-            self.break_chain(command.chain)
+            self.fail_session(command.chain)
             raise
 
-    def break_chain(self, chain: str) -> None:
-        """An input of this session has failed, so those after it fail too."""
-        self._broken[chain] = None
-        if len(self._broken) > _BROKEN_MAX:
-            del self._broken[next(iter(self._broken))]
+    def fail_session(self, chain: str) -> None:
+        """Refuse all further inputs of this session, because one has failed."""
+        self._failed_sessions[chain] = None
+        if len(self._failed_sessions) > _FAILED_SESSIONS_MAX:
+            del self._failed_sessions[next(iter(self._failed_sessions))]
 
     def _append_one(self, command: s2.AppendStream, now_ms: int, entries: LogEntries) -> Outcome:
-        box, state = self._found(command.box, now_ms, entries)
+        box, state = self._require_and_expire(command.box, now_ms, entries)
         log, config = box.log, box.config
         if command.cipher != state.stream.cipher:
             raise CipherMismatch(f"{box.name} is kept with another cipher", cipher=state.stream.cipher)
@@ -256,30 +256,30 @@ class Streams:
         return self._context.append_batch(command, box, change, False, entries)._replace(reply=answer)
 
     def _get_tail(self, command: s2.GetStreamTail, now_ms: int, entries: LogEntries) -> Outcome:
-        box, _ = self._found(command.box, now_ms, entries)
+        box, _ = self._require_and_expire(command.box, now_ms, entries)
         tail = s2.StreamTail(box.log.visible_seq, box.log.visible_ts)
         return self._context.answer(box, tail, entries, box.floor_lsn)
 
     def _read(self, command: ReadStream, now_ms: int, entries: LogEntries) -> Outcome:
-        box, state = self._found(command.box, now_ms, entries)
+        box, state = self._require_and_expire(command.box, now_ms, entries)
         if command.generation not in (None, box.generation):
             raise StreamNotFound(f"stream {box.name} was deleted, and made anew", stream=box.name)
         log = box.log
         start, rests_on = command.from_seq, box.floor_lsn
         if command.begins:
             start = _start(box, command, state.stream.cipher)
-            untrimmed = min(state.first_seq_for_new_readers - 1, log.visible_seq)
-            if untrimmed > start:
-                start, rests_on = untrimmed, max(rests_on, state.trim_lsn)
+            first_untrimmed = min(state.first_seq_for_new_readers - 1, log.visible_seq)
+            if first_untrimmed > start:
+                start, rests_on = first_untrimmed, max(rests_on, state.trim_lsn)
         page = _Page(command)
-        reached = page.fill(box, start)
+        next_number = page.fill(box, start)
         if command.wait_ms and not page.parts and not page.is_full:
             return Outcome(entries, None)
         box.volatile.last_read_ms = now_ms
         reply = s2.StreamRecords(
             records=sequenced.SEPARATOR.join(page.parts),
-            count=command.limit - page.left,
-            next_seq_num=reached,
+            count=command.limit - page.records_left,
+            next_seq_num=next_number,
             tail_seq_num=log.visible_seq,
             tail_ts=log.visible_ts,
             generation=box.generation,
@@ -307,7 +307,7 @@ class Streams:
     def _apply_appended(self, change: changes.StreamAppended, lsn: int) -> None:
         box = self._context.generations[change.generation]
         assert box.stream is not None
-        box.stream.appended(change, box.log.earliest_seq, lsn)
+        box.stream.apply_append(change, box.log.earliest_seq, lsn)
         self._context.box_appliers.apply_append(change, lsn)
         if change.fence is not None:
             box.fencing_token = change.fence
@@ -321,7 +321,7 @@ def _require_stream(change: changes.StreamAppended, box: Box) -> None:
 
 
 def _start(box: Box, command: ReadStream, cipher: s2.Cipher | None) -> int:
-    """The number at which the reader begins (s2 §11). Raises when there is nothing there yet."""
+    """Return the number at which the reader begins (s2 §11). Raise if there is no record yet."""
     log = box.log
     tail, tail_ts = log.visible_seq, log.visible_ts
     is_beyond = False
@@ -346,21 +346,29 @@ def _start(box: Box, command: ReadStream, cipher: s2.Cipher | None) -> int:
 
 
 class _Page(RunCollector):
-    """Collects the runs that one read gets, within its limits, which are exact."""
+    """Collects the runs of one read within its limits, which are exact."""
 
-    __slots__ = ("_bytes_left", "_is_full", "_reached", "_unmetered", "_until", "left", "parts")
+    __slots__ = (
+        "_bytes_left",
+        "_is_full",
+        "_next_number",
+        "_unmetered_parts",
+        "_until",
+        "parts",
+        "records_left",
+    )
 
     def __init__(self, command: ReadStream) -> None:
-        #: How many more records it may take.
-        self.left = command.limit
+        #: Records that it may still take.
+        self.records_left = command.limit
         self._bytes_left = command.max_bytes
-        #: Those of `parts` that were counted as they are kept, which may be too much.
-        self._unmetered: list[tuple[int, bytes | memoryview]] = []
+        #: Parts that were counted by their stored size, which may exceed their metered size.
+        self._unmetered_parts: list[tuple[int, bytes | memoryview]] = []
         self._until = command.until
         self.parts: list[bytes | memoryview] = []
-        self._is_full = not self.left or not self._bytes_left
+        self._is_full = not self.records_left or not self._bytes_left
         #: The number of the next record.
-        self._reached = 0
+        self._next_number = 0
 
     @property
     def is_full(self) -> bool:
@@ -368,36 +376,36 @@ class _Page(RunCollector):
         return self._is_full
 
     def fill(self, box: Box, start: int) -> int:
-        """Takes records from this number on. Returns the number of the next."""
-        self._reached = start
+        """Take records from this number on. Return the number of the next record."""
+        self._next_number = start
         upto_seq = box.log.visible_seq
         if not self.is_full:
             walk_live_runs(self, box.log, start + 1, upto_seq)
-        return self._reached if self.is_full else max(self._reached, upto_seq)
+        return self._next_number if self.is_full else max(self._next_number, upto_seq)
 
     def take(self, batch: Batch, first: int, last: int) -> int:
-        top = min(last, first + self.left - 1)
+        top = min(last, first + self.records_left - 1)
         if self._until is not None:
             top = min(top, batch.index_from_ts(self._until) - 1)
         if top >= first:
             top = self._within_bytes(batch, first, top)
         if top >= first:
             self.parts.append(batch.text(first, top))
-            self.left -= top - first + 1
-            self._reached = batch.first_seq + top
-        self._is_full = top < last or not self.left
+            self.records_left -= top - first + 1
+            self._next_number = batch.first_seq + top
+        self._is_full = top < last or not self.records_left
         return top
 
     def _within_bytes(self, batch: Batch, first: int, last: int) -> int:
-        kept = batch.size(first, last)
-        if kept <= self._bytes_left and batch.ts(first) >= _PLAIN_TS_MIN:
-            self._bytes_left -= kept
-            self._unmetered.append((kept, batch.text(first, last)))
+        stored_size = batch.size(first, last)
+        if stored_size <= self._bytes_left and batch.ts(first) >= _PLAIN_TS_MIN:
+            self._bytes_left -= stored_size
+            self._unmetered_parts.append((stored_size, batch.text(first, last)))
             return last
-        # Close to the limit, or with times so small that nothing can be told without a look.
-        for counted, part in self._unmetered:
-            self._bytes_left += counted - sum(sequenced.metered_sizes(part))
-        self._unmetered.clear()
+        # Close to the limit, or with small times: measure each record.
+        for part_size, part in self._unmetered_parts:
+            self._bytes_left += part_size - sum(sequenced.metered_sizes(part))
+        self._unmetered_parts.clear()
         top = first - 1
         for size in sequenced.metered_sizes(batch.text(first, last)):
             if size > self._bytes_left:

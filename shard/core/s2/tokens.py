@@ -1,11 +1,12 @@
-"""The register of access tokens of the S2 API: who was given one, what it allows, until when (s2 §17).
+"""The registry of access tokens of the S2 API: their names, permissions and expiry times (s2 §17).
 
-One shard keeps it for the whole server (shard 0). It has digests, never a secret: whoever presents a token is
-found by what it hashes to. What a token allows is for gateways to judge.
+Shard 0 keeps it for the whole server. It stores digests, never a secret: a token is found by its digest. The
+gateways check the permissions of a token.
 
 Rules of the file
-- A token that has expired is not there: it is neither listed nor found, and its name is free.
-- Answers wait for the last change of the register, whatever they say: nobody learns of what may yet vanish.
+- An expired token does not exist for clients: it is neither listed nor found, and its name is free.
+- Every reply waits until the last change of the registry is durable: no client sees a change that a crash can
+  undo.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Tokens:
 
     def _issue(self, command: s2.IssueToken, now_ms: int, entries: LogEntries) -> Outcome:
         token = command.token
-        known: AccessToken | None = self.tokens.get(token.id)
-        if known is not None and _is_valid(known, now_ms):
+        existing: AccessToken | None = self.tokens.get(token.id)
+        if existing is not None and _is_valid(existing, now_ms):
             return self._answer(entries, ResourceAlreadyExists(f"access token {token.id} already exists"))
-        if known is None and len(self.tokens) >= TOKENS_MAX:
+        if existing is None and len(self.tokens) >= TOKENS_MAX:
             self._drop_expired(now_ms, entries)
             if len(self.tokens) >= TOKENS_MAX:
                 full = f"there are {len(self.tokens)} access tokens already; revoke some"
@@ -63,11 +64,11 @@ class Tokens:
             self._context.log(changes.TokenRevoked(token.id), entries)
 
     def _revoke(self, command: s2.RevokeToken, now_ms: int, entries: LogEntries) -> Outcome:
-        known: AccessToken | None = self.tokens.get(command.id)
-        if known is None or not _is_valid(known, now_ms):
+        token: AccessToken | None = self.tokens.get(command.id)
+        if token is None or not _is_valid(token, now_ms):
             return self._answer(entries, AccessTokenNotFound(f"access token {command.id} does not exist"))
         self._context.log(changes.TokenRevoked(command.id), entries)
-        return self._answer(entries, s2.FindTokenReply(known))
+        return self._answer(entries, s2.FindTokenReply(token))
 
     def _list(self, command: s2.ListTokens, now_ms: int, entries: LogEntries) -> Outcome:
         page: list[AccessToken] = []

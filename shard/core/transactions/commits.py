@@ -1,14 +1,14 @@
-"""A commit that is decided: its rows have seqs, and are rendered from the log in steps.
+"""A logged commit: its rows have seqs, and are rendered from the log in steps.
 
     TxnCommitted  ─►  Commit: chunks in order, and in each box the place of its rows (`unrendered.py`)
-    a step        ─►  some chunks ─► read, taken apart, rendered (in a thread) ─► BatchKept for each batch
-                      TxnRendered: these chunks are not needed any more
+    a step        ─►  some chunks ─► read, unpacked, rendered (in a thread) ─► BatchKept for each batch
+                      TxnRendered: these chunks are no longer needed
 
-Chunks are taken in the order of the commit, each once, and all boxes advance together: each chunk has rows of
-many boxes, and to go box by box would read all of it for each of them.
+Each chunk is read once, in the order of the commit, and all boxes advance together: a chunk has rows of many
+boxes, and rendering box by box would read the whole chunk once for each box.
 
-What a crash cuts off, the next life does. Rows of a step that are rendered already are passed over: how many
-those are follows from how many are left (`Commit.plan`).
+After a crash, the next start continues the commit. A step skips the rows that are rendered already; their
+number follows from the number of rows left (`Commit.plan`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Target(NamedTuple):
 
     generation: int
     mode: str
-    uncapped: bool
+    allow_future: bool
 
 
 class Start(NamedTuple):
-    """Where the rows of one box go on in a step."""
+    """Where a step continues with the rows of one box."""
 
     target: Target
-    #: Rows that were rendered before.
+    #: Rows that are rendered already.
     skip: int
     seq: int
     not_before: int
@@ -60,26 +60,26 @@ class Commit:
         lsn: int,
         targets: dict[str, Target],
         chunks: Iterable[Chunk],
-        left: dict[str, int],
+        rows_left: dict[str, int],
     ) -> None:
         self.lsn = lsn
         self.writer = change.writer
         self.epoch = change.epoch
         self.at_ms = change.at_ms
         self.targets = targets
-        #: Those that are left.
+        #: Chunks that are not rendered yet.
         self.chunks = deque(chunks)
-        #: By box: the place of its rows. It may be gone from its box.
+        #: By box: the place of its rows. The box may have dropped it.
         self.places: dict[str, UnrenderedRows] = {}
-        #: By box: rows in the chunks that are left.
-        self._left = left
-        #: Places that have rows left, unless they are gone.
+        #: By box: rows in the remaining chunks.
+        self._rows_left = rows_left
+        #: Number of places with rows left to render.
         self.open = 0
-        #: What the object store is to be told when all rows of object boxes are rendered.
+        #: The change to upload when all rows of object boxes are rendered.
         self.to_ship: changes.TxnCommitted | None = None
         self.objects_open = 0
-        #: While a snapshot is taken over: its chunks, as far as they were given back.
-        self._given: list[Chunk | None] = []
+        #: While a snapshot is restored: its chunks; None for each that was not restored yet.
+        self._restored_chunks: list[Chunk | None] = []
 
     def __repr__(self) -> str:
         return f"<Commit {self.lsn} of {self.writer!r}, epoch {self.epoch}: {len(self.chunks)} chunks left>"
@@ -87,15 +87,15 @@ class Commit:
     def _count(self, chunk: Chunk, sign: int) -> None:
         for box, count in zip(chunk.boxes, chunk.counts, strict=True):
             if box in self.targets:
-                self._left[box] = self._left.get(box, 0) + sign * count
+                self._rows_left[box] = self._rows_left.get(box, 0) + sign * count
 
-    def left(self, box: str) -> int:
-        """Rows of a box in the chunks that are left."""
-        return self._left.get(box, 0)
+    def rows_left(self, box: str) -> int:
+        """Return the rows of a box in the remaining chunks."""
+        return self._rows_left.get(box, 0)
 
     @property
     def records(self) -> int:
-        """Rows that are left."""
+        """Rows that are left to render."""
         return sum(rows.count for rows in self.places.values())
 
     def add_place(self, box: str, rows: UnrenderedRows) -> None:
@@ -107,7 +107,7 @@ class Commit:
         return min(chunk.lsn for chunk in self.chunks)
 
     def plan(self, bytes_max: int, only: Iterable[str] | None = None) -> Step:
-        """The next chunks, about so many bytes of them; the rows of these boxes alone, if any are named."""
+        """Plan a step over the next chunks, about `bytes_max` of them; `only` limits it to these boxes."""
         chunks: list[Chunk] = []
         size = 0
         for chunk in self.chunks:
@@ -117,39 +117,40 @@ class Commit:
             size += chunk.bytes
         names = self.targets if only is None else only
         starts = {
-            box: Start(self.targets[box], self._left[box] - rows.count, rows.first_seq, rows.first_ts)
+            box: Start(self.targets[box], self._rows_left[box] - rows.count, rows.first_seq, rows.first_ts)
             for box in names
             if (rows := self.places.get(box)) is not None and rows.count
         }
         return Step(chunks, starts, self.at_ms)
 
-    def passed(self, count: int) -> list[Chunk]:
-        """The first chunks are not needed any more."""
-        gone = list(islice(self.chunks, count))
-        for chunk in gone:
+    def drop_chunks(self, count: int) -> list[Chunk]:
+        """Remove and return the first chunks, which are no longer needed."""
+        chunks = list(islice(self.chunks, count))
+        for chunk in chunks:
             self.chunks.popleft()
             self._count(chunk, -1)
-        return gone
+        return chunks
 
     @classmethod
     def from_facts(cls, facts: changes.CommitFacts) -> Commit:
-        """The commit, with chunks and places yet to be given back."""
+        """Return the commit without chunks and places, which are restored afterwards."""
         targets = {
-            box: Target(generation, mode, uncapped) for box, generation, mode, uncapped in facts.targets
+            box: Target(generation, mode, allow_future)
+            for box, generation, mode, allow_future in facts.targets
         }
         commit = cls(facts, facts.lsn, targets, (), {})
-        commit._given = [None] * len(facts.chunks)
+        commit._restored_chunks = [None] * len(facts.chunks)
         if facts.ships:
             commit.to_ship = facts.ships
         return commit
 
     def give_back(self, at: int, chunk: Chunk) -> None:
-        self._given[at] = chunk
+        self._restored_chunks[at] = chunk
 
-    def hydrated(self) -> None:
-        """All chunks and places have been given back, but for those that are damaged."""
-        self.chunks = deque(chunk for chunk in self._given if chunk is not None)
-        self._given = []
+    def finish_restore(self) -> None:
+        """Finish the restore: every chunk and place is restored, except damaged ones."""
+        self.chunks = deque(chunk for chunk in self._restored_chunks if chunk is not None)
+        self._restored_chunks = []
         for chunk in self.chunks:
             self._count(chunk, 1)
 
@@ -165,11 +166,12 @@ class Commit:
         )
 
 
-def render_step(step: Step, taken_apart: Sequence[list[Rows]]) -> Iterator[tuple[int, Batch]]:
-    """(generation, batch) of all that a step renders, given its chunks taken apart. Touches nothing else, so
-    that a thread may do it."""
+def render_step(step: Step, rows_of_chunks: Sequence[list[Rows]]) -> Iterator[tuple[int, Batch]]:
+    """Yield (generation, batch) for each batch of a step, from the unpacked rows of its chunks.
+
+    It changes no state, so it may run in a thread."""
     pieces: dict[str, list[tuple[Piece, Columns]]] = {box: [] for box in step.starts}
-    for chunk, rows in zip(step.chunks, taken_apart, strict=True):
+    for chunk, rows in zip(step.chunks, rows_of_chunks, strict=True):
         for piece, own in zip(chunk.pieces(), rows, strict=True):
             if piece.box in pieces:
                 pieces[piece.box].append((piece, own.columns))
@@ -178,7 +180,7 @@ def render_step(step: Step, taken_apart: Sequence[list[Rows]]) -> Iterator[tuple
 
 
 def _after(pieces: list[tuple[Piece, Columns]], skip: int) -> Iterator[tuple[Piece, Columns]]:
-    """What follows the first `skip` rows."""
+    """Yield the pieces without their first `skip` rows."""
     for piece, columns in pieces:
         if skip >= piece.records:
             skip -= piece.records
@@ -191,7 +193,7 @@ def _after(pieces: list[tuple[Piece, Columns]], skip: int) -> Iterator[tuple[Pie
 
 def _render(start: Start, pieces: Iterable[tuple[Piece, Columns]], at_ms: int) -> Iterator[tuple[int, Batch]]:
     seq, not_before = start.seq, start.not_before
-    for group in _grouped(pieces):
+    for group in _group_pieces(pieces):
         columns = join_columns(group)
         times = resolve_times(
             columns.times,
@@ -199,15 +201,15 @@ def _render(start: Start, pieces: Iterable[tuple[Piece, Columns]], at_ms: int) -
             now_ms=at_ms,
             not_before=not_before,
             mode=start.target.mode,
-            allow_future=start.target.uncapped,
+            allow_future=start.target.allow_future,
         )
         batch = render(columns, first_seq=seq, times=times)
         seq, not_before = seq + batch.count, batch.last_ts
         yield start.target.generation, batch
 
 
-def _grouped(pieces: Iterable[tuple[Piece, Columns]]) -> Iterator[list[Columns]]:
-    """The pieces that become one batch. A piece is never torn apart."""
+def _group_pieces(pieces: Iterable[tuple[Piece, Columns]]) -> Iterator[list[Columns]]:
+    """Yield the pieces of each batch. A piece is never split."""
     group: list[Columns] = []
     records = size = 0
     for piece, columns in pieces:
@@ -222,7 +224,7 @@ def _grouped(pieces: Iterable[tuple[Piece, Columns]]) -> Iterator[list[Columns]]
 
 
 def _rest(columns: Columns, first: int) -> Columns:
-    """The rows from `first` on."""
+    """Return the rows from `first` on."""
     tags = columns.tags
     return Columns(
         columns.datas[first:],

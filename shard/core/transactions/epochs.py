@@ -1,4 +1,4 @@
-"""One open transaction: its parcels, and what their rows add up to."""
+"""One open transaction: its parcels, and the totals of their rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shard.core.transactions.chunks import Chunk, Piece
 
 
 class Epoch:
-    """What is held of one transaction."""
+    """The pending rows of one transaction."""
 
     __slots__ = (
         "attempt",
@@ -19,7 +19,7 @@ class Epoch:
         "put_ms",
         "query",
         "records",
-        "replaced",
+        "replaced_attempts",
         "takes_over",
         "totals",
     )
@@ -28,19 +28,19 @@ class Epoch:
         self.query = query
         #: As in `changes.TxnHeld`.
         self.owner = owner
-        #: The attempt whose rows are held, and those that it has replaced.
+        #: The attempt that put the pending rows, and the attempts that it has replaced.
         self.attempt = ""
-        self.replaced: list[str] = []
+        self.replaced_attempts: list[str] = []
         self.parcels: dict[str, dict[int, Chunk]] = {}
-        #: What its chunks take in the log, how many rows they have, and what of them is in memory.
+        #: Of its chunks: bytes in the log, number of rows, and bytes that are in memory.
         self.bytes = 0
         self.records = 0
         self.loaded_bytes = 0
-        #: All rows of each box; None when some are gone and it is to be worked out anew.
+        #: Totals of the rows of each box; None after rows were dropped, until `totals_of` computes it again.
         self.totals: dict[str, Piece] | None = {}
         #: When the last chunk came.
         self.put_ms = 0
-        #: Whether its query took the writer over from another one.
+        #: True if its query took the writer over from another query.
         self.takes_over = False
 
     def __repr__(self) -> str:
@@ -51,23 +51,24 @@ class Epoch:
             yield from parcel.values()
 
     def create_of(self, box: str) -> bool | None:
-        """Whether the rows of a box may create it: what the first put of them said."""
+        """Return the `create` option of the first put with rows for this box."""
         return next(chunk.create for chunk in self.chunks() if box in chunk.boxes)
 
     def totals_of(self, parcels: Sequence[str]) -> dict[str, Piece]:
-        """All rows of each box in these parcels. Those of all parcels are known, mostly; so a commit takes no
-        time for each chunk."""
+        """Return the totals of the rows of each box in these parcels.
+
+        The totals of all parcels are usually cached, so a commit does no work per chunk."""
         is_all = len(parcels) == len(self.parcels)
         if is_all and self.totals is not None:
             return self.totals
-        found: dict[str, Piece] = {}
-        for chunk in self.ordered(parcels):
-            add_pieces(found, chunk)
+        totals: dict[str, Piece] = {}
+        for chunk in self.chunks_of(parcels):
+            add_pieces(totals, chunk)
         if is_all:
-            self.totals = found
-        return found
+            self.totals = totals
+        return totals
 
-    def ordered(self, parcels: Sequence[str]) -> Iterator[Chunk]:
+    def chunks_of(self, parcels: Sequence[str]) -> Iterator[Chunk]:
         for name in parcels:
             chunks = self.parcels[name]
             for number in sorted(chunks):
@@ -77,4 +78,4 @@ class Epoch:
 def add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
     for piece in chunk.pieces():
         before = totals.get(piece.box)
-        totals[piece.box] = piece if before is None else before.joined(piece)
+        totals[piece.box] = piece if before is None else before.merge(piece)

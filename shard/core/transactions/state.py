@@ -1,24 +1,24 @@
-"""Transactions: rows that are held for a writer's epoch, and marks of the epochs that were committed.
+"""State of transactions: pending rows of each writer's epochs, and marks of the committed epochs.
 
-    writer ─► epoch ─► parcel ─► chunk       held: in the log, without seqs, shown to nobody
-    writer ─► mark                           the last epoch of it that was committed here
-    commit ─► chunk                          decided: its rows have seqs, and are being rendered
+    writer ─► epoch ─► parcel ─► chunk       pending: in the log, without seqs, invisible
+    writer ─► mark                           its last epoch that was committed here
+    commit ─► chunk                          logged: its rows have seqs, and are being rendered
 
-A commit names parcels. In one change they become records, all else of the writer up to that epoch is
-dropped, and the mark is set; so a crash leaves all of that or nothing, and a repeat finds the mark.
+A commit names parcels. One change turns them into records, drops all other rows of the writer up to that
+epoch, and sets the mark. So a commit is atomic across a crash, and a repeated commit finds the mark.
 
-The change says where every box's rows go, and nothing of it needs the rows: they have a place in their boxes
-from then on, and are rendered from the log in steps (`commits.py`), a small commit at once.
+The change assigns the seqs of each box and does not need the rows. They have a place in their boxes from then
+on, and are rendered from the log in steps (`commits.py`); a small commit is rendered at once.
 
-Bounds: the rows are in the log; what is known of them in memory (`chunks.py`) is bounded by `bytes_max`:
+Bounds: the rows are in the log; their index in memory (`chunks.py`) is bounded by `bytes_max`:
 with the default, 200 million rows in chunks of a thousand rows for one box. Small transactions keep their
-rows in memory beside (`LOADED_MAX`). Marks: `MARKS_MAX`, `ONCE_MAX`.
+rows in memory too (`LOADED_MAX`). Marks: `MARKS_MAX`, `ONCE_MAX`.
 
 Invariants (`check`)
-- HELD: `bytes` is what the chunks take, and every chunk is known under its lsn.
-- OPEN: nothing is held of an epoch that is not after the writer's mark.
-- COMMITS: a commit is known for as long as rows of it are to be rendered.
-- MARKS: every mark that expires is known, and of one kind.
+- HELD: `bytes` is the sum over the chunks, and `_by_lsn` has every chunk.
+- OPEN: every pending epoch is after the writer's mark.
+- COMMITS: a commit stays in `commits` until all its rows are rendered.
+- MARKS: every mark that expires is in `marks`, and in one of `_once` and `_old`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from streams.protocol.payloads.packed import Rows
 SMALL_RECORDS, SMALL_BYTES = 4_000, 1 << 20
 LOADED_MAX = 32 << 20
 
-#: Writers that a shard remembers for good: about 300 bytes each, 30 MB. Their marks do not expire, because to
-#: forget one would be to write rows twice. Beyond it new writers are refused; an operator may forget some.
+#: Writers that a shard remembers for good: about 300 bytes each, 30 MB. Their marks do not expire, because a
+#: forgotten one could let rows be written twice. At the limit new writers are refused (`streams txn forget`).
 MARKS_MAX = 100_000
 #: Marks of writers that are used once: kept for as long as their job may repeat its commit, and at most this
-#: many, the newest ones. To forget one early does no harm: what the job put is gone, so that a repeated
-#: commit is refused, and nobody else has the name of the writer.
+#: many, the newest ones. Forgetting one early is safe: the rows of the job are gone, so a repeated commit
+#: is refused, and no other job uses the name of the writer.
 ONCE_MS, ONCE_MAX = 86_400_000, 100_000
-#: Marks from logs that did not tell the two apart.
+#: Retention of marks from old logs, which did not record `once`.
 OLD_MARK_MS = 90 * 86_400_000
-#: Attempts that one epoch remembers to have been replaced.
+#: Replaced attempts that one epoch remembers.
 REPLACED_MAX = 16
 
 
@@ -61,7 +61,7 @@ class Mark(NamedTuple):
     epoch: int
     query: str
     at_ms: int
-    #: Bits of the slots that it stands for; all of the shard's when there are none.
+    #: Bitmap of the slots that it covers; empty: all slots of the shard.
     slots: bytes = b""
     lsn: int = 0
     #: As in `changes.TxnHeld`.
@@ -75,40 +75,40 @@ class Mark(NamedTuple):
 
 
 class Txns:
-    """What the machine knows of transactions; what it does about them is in `handlers.py`."""
+    """The state of transactions. The command handlers are in `handlers.py`."""
 
     def __init__(self, context: Context, *, bytes_max: int, ttl_ms: int) -> None:
         self._context = context
         context.on_check(self.check)
         context.on_snapshot(self._take_snapshot, self._restore)
         self.bytes_max, self.ttl_ms = bytes_max, ttl_ms
-        #: What the chunks of open epochs take in the log.
+        #: Bytes of the chunks of open epochs in the log.
         self.bytes = 0
-        #: What all chunks take in memory, but for rows.
+        #: Memory of all chunks, without rows.
         self.memory = 0
-        #: What the chunks of each key take, in the log and in memory.
+        #: By key: bytes of its chunks in the log and in memory.
         self._bytes_of: dict[str, int] = {}
         self._memory_of: dict[str, int] = {}
-        #: Bytes of messages that are in memory.
+        #: Bytes of the messages in memory.
         self._loaded_bytes = 0
         #: True if all messages stay in memory (`offline/repair.py`).
         self.keeps_rows = False
         self.epochs: dict[tuple[str, int], Epoch] = {}
-        #: The same by writer.
+        #: Open epochs by writer and number.
         self._of_writer: dict[str, dict[int, Epoch]] = {}
-        #: By writer; of one writer several only where shards came together that did not agree. Oldest first.
+        #: By writer, oldest first. A writer has several only if merged shards had different marks.
         self.marks: dict[str, tuple[Mark, ...]] = {}
-        #: Writers whose marks expire, oldest first: those that are used once, and those of old logs.
+        #: Writers whose marks expire, oldest first: writers used once, and writers of old logs.
         self._once: dict[str, None] = {}
         self._old: dict[str, None] = {}
-        #: In the order of lsns, which is that of the log.
+        #: Location of each chunk, in the order of the log.
         self._by_lsn: dict[int, tuple[str, int, str, int]] = {}
-        #: Epochs, the one that waits longest for another put first.
+        #: Epochs, the one with the oldest last put first.
         self._by_age: dict[tuple[str, int], None] = {}
-        #: By lsn: commits with rows that are yet to be rendered, the oldest first.
+        #: By lsn, oldest first: commits with rows left to render.
         self.commits: dict[int, Commit] = {}
-        #: Chunks of commits that a snapshot names: the commit, and which of its chunks it is.
-        self._awaited: dict[int, tuple[Commit, int]] = {}
+        #: By lsn: the commit and index of each chunk that a snapshot names.
+        self._chunks_to_restore: dict[int, tuple[Commit, int]] = {}
         context.on_change(changes.TxnHeld, self._apply_held)
         context.on_change(changes.TxnKept, self._apply_held)
         context.on_change(changes.TxnCommitted, self._apply_committed, self._require_held)
@@ -119,17 +119,17 @@ class Txns:
     def __repr__(self) -> str:
         return f"<Txns {len(self.epochs)} epochs, {self.bytes} B held, {len(self.marks)} marks>"
 
-    # -- asking
+    # -- queries
 
     def find(self, writer: str, epoch: int) -> Epoch | None:
         return self.epochs.get((writer, epoch))
 
     def bytes_of(self, owner: str) -> int:
-        """What is held for the open transactions of a key."""
+        """Return the bytes in the log of the open transactions of a key."""
         return self._bytes_of.get(owner, 0)
 
     def memory_of(self, owner: str) -> int:
-        """What it takes in memory to keep account of that."""
+        """Return the memory of the open transactions of a key."""
         return self._memory_of.get(owner, 0)
 
     def _count(self, owner: str | None, chunk: Chunk, sign: int) -> None:
@@ -142,33 +142,33 @@ class Txns:
                     totals.pop(owner, None)
 
     def owners_of(self, writer: str) -> set[str]:
-        """The keys that a writer belongs to: those of its open epochs and of its marks. More than one only
-        where shards came together that did not agree."""
-        found = {epoch.owner for epoch in self._of_writer.get(writer, {}).values()}
-        found |= {mark.owner for mark in self.marks.get(writer, ())}
-        return {owner for owner in found if owner is not None}
+        """Return the keys that own a writer: those of its open epochs and of its marks. More than one only
+        if merged shards had different owners."""
+        owners = {epoch.owner for epoch in self._of_writer.get(writer, {}).values()}
+        owners |= {mark.owner for mark in self.marks.get(writer, ())}
+        return {owner for owner in owners if owner is not None}
 
     def is_small(self, epoch: Epoch) -> bool:
-        """Whether its rows are in memory and few enough to be rendered at once."""
+        """Return True if all its rows are in memory and few enough to render at once."""
         return epoch.records <= SMALL_RECORDS and epoch.loaded_bytes == epoch.bytes
 
     @property
-    def marks_kept(self) -> int:
-        """Writers whose marks do not expire."""
+    def permanent_marks(self) -> int:
+        """Number of writers whose marks do not expire."""
         return len(self.marks) - len(self._once) - len(self._old)
 
     def of_writer(self, writer: str) -> dict[int, Epoch]:
-        """Open epochs of a writer, by their numbers."""
+        """Return the open epochs of a writer by number."""
         return dict(self._of_writer.get(writer, {}))
 
-    def held_by_others(self, writer: str, query: str) -> dict[int, Epoch]:
-        """Open epochs of a writer that are another query's."""
-        known = self._of_writer.get(writer, {})
-        return {number: epoch for number, epoch in known.items() if epoch.query != query}
+    def epochs_of_others(self, writer: str, query: str) -> dict[int, Epoch]:
+        """Return the open epochs of a writer that belong to other queries."""
+        epochs = self._of_writer.get(writer, {})
+        return {number: epoch for number, epoch in epochs.items() if epoch.query != query}
 
     @property
     def oldest_lsn(self) -> int | None:
-        """The oldest frame that holds something."""
+        """The oldest log frame that a chunk or a commit still needs."""
         oldest = [commit.oldest_lsn for commit in self.commits.values()]
         return min(oldest + list(islice(self._by_lsn, 1)), default=None)
 
@@ -176,20 +176,20 @@ class Txns:
         oldest = next(iter(self._by_age), None)
         return None if oldest is None else self.epochs[oldest].put_ms + self.ttl_ms
 
-    def expired(self, now_ms: int) -> tuple[str, int] | None:
-        """An epoch that nobody has put to for too long."""
+    def find_expired(self, now_ms: int) -> tuple[str, int] | None:
+        """Return an epoch that got no put within the time to live."""
         when = self.next_expiry_ms()
         return next(iter(self._by_age)) if when is not None and when <= now_ms else None
 
     def to_keep(self, pinned_lsn: int) -> changes.TxnKept | None:
-        """The oldest chunk once more, if it is in memory and the log up to `pinned_lsn` is to become free."""
+        """Return the oldest chunk to log again, if it is in memory and keeps the log up to `pinned_lsn`."""
         lsn = next(iter(self._by_lsn), None)
         if lsn is None or lsn > pinned_lsn:
             return None
         writer, number, parcel, at = self._by_lsn[lsn]
         epoch = self.epochs[writer, number]
         chunk = epoch.parcels[parcel][at]
-        if chunk.held is None:
+        if chunk.message is None:
             return None
         return changes.TxnKept(
             writer,
@@ -198,20 +198,20 @@ class Txns:
             parcel,
             at,
             chunk.at_ms,
-            *chunk.held,
+            *chunk.message,
             epoch.owner,
             epoch.takes_over,
             epoch.attempt,
-            epoch.replaced,
+            epoch.replaced_attempts,
         )
 
     def remember(self, chunk: Chunk, rows: list[Rows]) -> None:
-        """What a chunk says is known; a commit need not find it out again."""
-        if chunk.held is not None:
+        """Cache the unpacked rows of a chunk, so that its commit need not unpack them."""
+        if chunk.message is not None:
             chunk.rows = rows
 
     def _keep_rows(self, epoch: Epoch, chunk: Chunk) -> None:
-        """A chunk has come: its rows stay in memory if those of the whole epoch do."""
+        """Keep the rows of a new chunk in memory if all rows of its epoch fit."""
         is_small = epoch.records <= SMALL_RECORDS and epoch.bytes <= SMALL_BYTES
         is_small = is_small and epoch.bytes == epoch.loaded_bytes + chunk.bytes  # else some are gone already
         if self.keeps_rows or (is_small and self._loaded_bytes + chunk.bytes <= LOADED_MAX):
@@ -231,7 +231,7 @@ class Txns:
             epoch.loaded_bytes = 0
 
     def _forget(self, epoch: Epoch, chunk: Chunk) -> None:
-        """An epoch does not have this chunk any more."""
+        """Remove a chunk of an epoch from the sums and indexes."""
         del self._by_lsn[chunk.lsn]
         self.bytes -= chunk.bytes
         self.memory -= chunk.memory
@@ -250,7 +250,7 @@ class Txns:
         chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
         epoch = self._open(change.writer, change.epoch, change.query, change.owner)
         epoch.takes_over = change.takes_over
-        epoch.attempt, epoch.replaced = change.attempt, change.replaced
+        epoch.attempt, epoch.replaced_attempts = change.attempt, change.replaced
         self._hold(epoch, change.writer, change.epoch, change.parcel, change.chunk, chunk)
 
     def _open(self, writer: str, number: int, query: str, owner: str | None) -> Epoch:
@@ -298,19 +298,19 @@ class Txns:
     def _require_held(self, change: changes.TxnCommitted) -> None:
         if change.parts:
             epoch = self.find(change.writer, change.epoch)
-            validation.committed(change, epoch, self._context.generations)
+            validation.require_commit(change, epoch, self._context.generations)
 
     def _require_parcels(self, change: changes.TxnDropped) -> None:
-        validation.parcels_held(change, self.find(change.writer, change.epoch))
+        validation.require_parcels(change, self.find(change.writer, change.epoch))
 
     def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
-        """Gives the rows of a commit their places."""
+        """Start a commit: add the places of its rows to their boxes."""
         context = self._context
         epoch = self.epochs[change.writer, change.epoch]
-        chunks = list(epoch.ordered(change.parcels))
+        chunks = list(epoch.chunks_of(change.parcels))
         targets = {part.box: Target(part.generation, part.mode, part.uncapped) for part in change.parts}
-        left = {part.box: sum(part.counts) for part in change.parts}
-        commit = Commit(change, lsn, targets, chunks, left)
+        rows_left = {part.box: sum(part.counts) for part in change.parts}
+        commit = Commit(change, lsn, targets, chunks, rows_left)
         for part in change.parts:
             first_ts, last_ts = validation.times_of(part, change.at_ms)
             rows = UnrenderedRows(
@@ -333,8 +333,8 @@ class Txns:
         self.commits[lsn] = commit
         self.memory += sum(chunk.memory for chunk in chunks)
 
-    def rendered(self, rows: UnrenderedRows, lsn: int) -> None:
-        """Some rows of a commit are in a frame of their own."""
+    def on_rows_rendered(self, rows: UnrenderedRows, lsn: int) -> None:
+        """Note that some rows of a commit are logged as a batch."""
         commit = self.commits.get(rows.commit_lsn)
         if commit is None or rows.count:
             return
@@ -347,7 +347,7 @@ class Txns:
             self._end(commit, lsn)
 
     def _ship(self, commit: Commit, change: changes.TxnCommitted, lsn: int) -> None:
-        """Tells the object store of all that a commit did to object boxes: one fact, of one lsn."""
+        """Ship the changes of a commit to object boxes, all under one lsn."""
         context, uploading = self._context, self._context.uploading
         commit.to_ship = None
         for part in change.parts:
@@ -362,7 +362,7 @@ class Txns:
                 uploading.ship(changes.BatchAppended(part.generation, batch, change.at_ms, None, *cuts), lsn)
                 cuts = (0, 0, 0, 0, 0)
             uploading.stage_upto(box, lsn, last_seq)
-        # As a commit of nothing more: what it made was shipped above.
+        # Ship the commit without parts: its batches were shipped above.
         uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
         marks = self.marks.get(change.writer, ())
         self.marks[change.writer] = tuple(
@@ -372,34 +372,34 @@ class Txns:
     def _apply_rendered(self, change: changes.TxnRendered, lsn: int) -> None:
         commit = self.commits.get(change.commit_lsn)
         if commit is not None:
-            for chunk in commit.passed(change.chunks):
+            for chunk in commit.drop_chunks(change.chunks):
                 self.memory -= chunk.memory
             if not commit.chunks:
                 self._end(commit, lsn)
 
     def give_up_commits(self) -> None:
-        """The rows of commits that are left are lost (`offline/repair.py`)."""
+        """End all open commits, whose remaining rows are lost (`offline/repair.py`)."""
         for commit in list(self.commits.values()):
             commit.to_ship = None
             self._end(commit, 0)
 
     def _end(self, commit: Commit, lsn: int) -> None:
-        if commit.to_ship is not None:  # an object box is gone, with its rows
+        if commit.to_ship is not None:  # an object box was deleted with its rows
             self._ship(commit, commit.to_ship, lsn)
         self.memory -= sum(chunk.memory for chunk in commit.chunks)
         del self.commits[commit.lsn]
 
     def rewound(self, now_ms: int) -> None:
-        """Time begins again at `now_ms`: nothing was put later."""
+        """Clamp times to `now_ms` after the clock went back."""
         for epoch in self.epochs.values():
             epoch.put_ms = min(epoch.put_ms, now_ms)
 
     def note_mark(self, writer: str, mark: Mark) -> None:
-        # It is the youngest now. Boxes that came from a shard of a later moment are still ahead of it.
+        # The mark is the newest. Keep marks of boxes that came from a shard which was ahead of this one.
         ahead = [
-            known
-            for known in self.marks.pop(writer, ())
-            if known.slots and known.epoch > mark.epoch and known.query == mark.query
+            earlier
+            for earlier in self.marks.pop(writer, ())
+            if earlier.slots and earlier.epoch > mark.epoch and earlier.query == mark.query
         ]
         self._keep_mark(writer, (*ahead, mark))
 
@@ -416,7 +416,7 @@ class Txns:
         self._old.pop(writer, None)
 
     def _forget_marks(self, now_ms: int) -> None:
-        """Forgets marks whose time is over."""
+        """Forget expired marks."""
         for expiring, kept_ms, most in ((self._once, ONCE_MS, ONCE_MAX), (self._old, OLD_MARK_MS, 0)):
             while expiring:
                 oldest = next(iter(expiring))
@@ -462,18 +462,18 @@ class Txns:
         state.commits = [commit.facts() for commit in self.commits.values()]
 
     def _restore(self, state: changes.ShardState) -> None:
-        """Takes over marks and commits; chunks come back one by one, through `give_back`."""
+        """Restore marks and commits. Recovery restores the chunks one by one through `give_back`."""
         for facts in state.commits:
             commit = self.commits[facts.lsn] = Commit.from_facts(facts)
             for at, lsn in enumerate(facts.chunks):
-                self._awaited[lsn] = (commit, at)
+                self._chunks_to_restore[lsn] = (commit, at)
         for fact in state.marks:
             mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner, once=fact.once)
             self._keep_mark(fact.writer, (*self.marks.get(fact.writer, ()), mark))
 
     def give_back(self, change: changes.TxnHeld, lsn: int) -> None:
-        """A chunk that the snapshot names, from the frame that has it."""
-        commit, at = self._awaited.pop(lsn, (None, 0))
+        """Restore a chunk that the snapshot names from its log frame."""
+        commit, at = self._chunks_to_restore.pop(lsn, (None, 0))
         if commit is None:
             self._apply_held(change, lsn)
             return
@@ -483,8 +483,8 @@ class Txns:
         commit.give_back(at, chunk)
         self.memory += chunk.memory
 
-    def hydrated(self) -> None:
-        """All chunks of the snapshot have been given back, in the order of the log."""
+    def finish_restore(self) -> None:
+        """Finish the restore: all chunks of the snapshot are restored, in the order of the log."""
         ages = sorted(self.epochs, key=lambda key: self.epochs[key].put_ms)
         self._by_age = dict.fromkeys(ages)
         self._by_lsn = dict(sorted(self._by_lsn.items()))
@@ -496,7 +496,7 @@ class Txns:
                 commit.add_place(box.name, rows)
                 commit.objects_open += box.is_object
         for commit in self.commits.values():
-            commit.hydrated()
+            commit.finish_restore()
 
     # -- for tests
 
@@ -509,21 +509,21 @@ class Txns:
             assert epoch.records == sum(chunk.records for chunk in own), "HELD"
             totals, epoch.totals = epoch.totals, None
             assert totals is None or totals == epoch.totals_of(list(epoch.parcels)), "HELD"
-            loaded = sum(chunk.bytes for chunk in own if chunk.is_counted)
-            assert epoch.loaded_bytes == loaded, "HELD"
+            loaded_bytes = sum(chunk.bytes for chunk in own if chunk.is_counted)
+            assert epoch.loaded_bytes == loaded_bytes, "HELD"
         assert self._loaded_bytes == sum(epoch.loaded_bytes for epoch in self.epochs.values()), "HELD"
-        committed = [chunk for commit in self.commits.values() for chunk in commit.chunks]
-        assert self.memory == sum(chunk.memory for chunk in chunks + committed), "HELD"
+        commit_chunks = [chunk for commit in self.commits.values() for chunk in commit.chunks]
+        assert self.memory == sum(chunk.memory for chunk in chunks + commit_chunks), "HELD"
         for commit in self.commits.values():
             assert commit.open and commit.chunks, "COMMITS"
         assert sorted(self._by_lsn) == sorted(chunk.lsn for chunk in chunks), "HELD"
         assert list(self._by_lsn) == sorted(self._by_lsn), "HELD"
         assert set(self._by_age) == set(self.epochs), "HELD"
         by_writer = {(w, n): epoch for w, epochs in self._of_writer.items() for n, epoch in epochs.items()}
-        owned = {epoch.owner for epoch in self.epochs.values() if epoch.owner is not None}
+        owners = {epoch.owner for epoch in self.epochs.values() if epoch.owner is not None}
         assert self._bytes_of == {
             owner: sum(epoch.bytes for epoch in self.epochs.values() if epoch.owner == owner)
-            for owner in owned
+            for owner in owners
         }, "HELD"
         assert self._memory_of == {
             owner: sum(
@@ -532,7 +532,7 @@ class Txns:
                 if epoch.owner == owner
                 for chunk in epoch.chunks()
             )
-            for owner in owned
+            for owner in owners
         }, "HELD"
         assert by_writer == self.epochs and all(self._of_writer.values()), "HELD"
         assert {*self._once, *self._old} <= set(self.marks), "MARKS"

@@ -1,11 +1,11 @@
 """Rows of a commit that have their seqs and are not rendered yet: a place in the tail without a payload.
 
-    tail   [■■■ ■■ ▒▒▒▒▒▒▒▒▒▒ ■■]       ▒ rows of a commit; what comes after them was written later
+    tail   [■■■ ■■ ▒▒▒▒▒▒▒▒▒▒ ■■]       ▒ rows of a commit; the batches after them were written later
     tail   [■■■ ■■ ▓▓▓▓ ▒▒▒▒▒▒ ■■]      ▓ rendered from the front, batch by batch (`Log.render`)
 
-How many rows there are, and between which times they lie, is known from the start; how many bytes they take
-is an estimate until they are rendered. Whatever needs more (a read, a cut through them) gets `NotRendered`,
-waits until more of them are rendered, and asks again. So such rows are all live, or gone.
+The number of rows and the range of their times are known from the start; their size is an estimate until they
+are rendered. An operation that needs more (a read, a cut through them) gets `NotRendered`, waits until more
+rows are rendered, and retries. So these rows are either all live or all removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNRENDERED = 255
 
 
 class NotRendered(NotLoaded):
-    """Rows of a commit are wanted that are yet to be rendered."""
+    """The operation needs rows of a commit that are not rendered yet."""
 
     def __init__(self, generation: int) -> None:
         Exception.__init__(self, generation)
@@ -26,7 +26,7 @@ class NotRendered(NotLoaded):
 
 
 class UnrenderedRows(Batch):
-    """Looks like a batch in memory; all that would need its payload raises `NotRendered`."""
+    """A batch in memory without a payload: every method that needs the payload raises `NotRendered`."""
 
     __slots__ = ("commit_lsn", "generation")
 
@@ -96,20 +96,20 @@ class UnrenderedRows(Batch):
         raise NotRendered(self.generation)
 
     def take(self, batch: Batch) -> int:
-        """The first rows are rendered. Returns what was estimated for them."""
+        """Remove the first rows, which are rendered as `batch`. Return the bytes estimated for them."""
         assert batch.first_seq == self.first_seq and batch.count <= self.count, "ORDER"
         assert self.dead == 0, "such rows are all live"
-        left = self.count - batch.count
+        rows_left = self.count - batch.count
         size = self.live_bytes
-        share = size if not left else size * batch.count // self.count
+        share = size if not rows_left else size * batch.count // self.count
         self.first_seq += batch.count
-        self.count = left
+        self.count = rows_left
         self.first_ts = batch.last_ts
-        self.dead_bytes = -(left - 1) - (size - share)
+        self.dead_bytes = -(rows_left - 1) - (size - share)
         return share
 
     def drop(self, count: int) -> None:
-        """The first rows are lost (`offline/repair.py`)."""
+        """Remove the first rows, which are lost (`offline/repair.py`)."""
         size = self.live_bytes
         self.first_seq += count
         self.count -= count

@@ -1,12 +1,12 @@
-"""What somebody who stays is owed: the next page of a box from their cursor on (v0 §7). No SSE text.
+"""Builds the next page of a box for a watcher, from its cursor on (v0 §7). No SSE text.
 
-The shard keeps nothing about a watcher. A gateway asks for the page after its cursor and is answered when
-there is one: the log is the buffer, one answer on its way is all the credit there is, and after a crash of
-either side the same question is simply asked again.
+The shard keeps no state of a watcher. A gateway requests the page after its cursor and gets the reply when
+there is one: the log is the buffer, one reply is in flight at a time, and after a crash of either side the
+gateway repeats the request.
 
 Invariant
-- DURABLE: a strong reader is shown nothing that is not on the disk, and its cursor is never taken for one of
-  another life because of that.
+- DURABLE: a strong reader sees only records that are on the disk, and its cursor is never mistaken for a
+  cursor of another generation because of that.
 """
 
 from __future__ import annotations
@@ -17,49 +17,50 @@ from streams.protocol.messages.commands import Follow, Page
 
 
 def page_for(box: Box, command: Follow, durable_lsn: int) -> Page | None:
-    """The next page, or None when there is nothing yet and the reader is willing to wait."""
+    """Return the next page, or None when it would be empty and the reader waits."""
     upto = None
     if command.strong:
         upto = durable_seq(box, durable_lsn)
         is_same_life = command.generation in (None, box.generation)
         if is_same_life and upto < command.from_seq <= box.log.visible_seq:
-            # Somebody who has seen more than is on the disk, as a reader of another kind, waits for it here.
+            # The client has seen more as an eventual reader than is on the disk: it waits for the disk.
             return None if command.wait_ms else _nothing(box, command, upto)
-    found = box.read(command, upto=upto)
+    page = box.read(command, upto=upto)
     if (
         command.wait_ms
-        and not found.records
-        and found.tombstone is None
-        and found.next_from_seq == found.head_seq
-        # A cursor that has passed over hidden records is told, so that they are not looked at again.
-        and found.next_from_seq == command.from_seq
+        and not page.records
+        and page.tombstone is None
+        and page.next_from_seq == page.head_seq
+        # A cursor that skipped hidden records is returned, so that they are not scanned again.
+        and page.next_from_seq == command.from_seq
     ):
         return None
     return Page(
-        box=found.box,
-        records=found.records,
-        next_from_seq=found.next_from_seq,
-        generation=found.generation,
-        head_seq=found.head_seq,
-        earliest_seq=found.earliest_seq,
-        tombstone=found.tombstone,
-        records_scanned=found.records_scanned,
+        box=page.box,
+        records=page.records,
+        next_from_seq=page.next_from_seq,
+        generation=page.generation,
+        head_seq=page.head_seq,
+        earliest_seq=page.earliest_seq,
+        tombstone=page.tombstone,
+        records_scanned=page.records_scanned,
         appended_ms=box.last_append_ms,
     )
 
 
 def durable_seq(box: Box, durable_lsn: int) -> int:
-    """The last seq of the box that is on the disk and visible. Looks at the batches that are not, from the
-    end: those of one sync interval."""
+    """Return the last seq of the box that is visible and on the disk.
+
+    It scans the batches that are not on the disk from the end: those of one sync interval."""
     if box.is_memory:
         raise InvalidRequest(
-            f"consistency: {box.name} is a memory box, nothing in it is ever on the disk; use eventual",
+            f"consistency: {box.name} is a memory box, whose records are never on disk; use eventual",
             field="consistency",
             box=box.name,
         )
     log = box.log
     seq = log.visible_seq
-    for at in range(len(log.tail) - 1, log.tail.front - 1, -1):  # what is sealed is on the disk
+    for at in range(len(log.tail) - 1, log.tail.front - 1, -1):  # sealed batches are on the disk
         batch = log.tail.batches[at]
         if batch.lsn and batch.lsn <= durable_lsn:
             break

@@ -1,18 +1,18 @@
-"""Watch sessions, kept for the gateways: what one puts here, any of them finds again (v0 §7.1).
+"""Stores watch sessions for the gateways, so that any gateway can resume a session (v0 §7.1).
 
-A session is a name and a text that only gateways understand. Nothing of it is logged: a session that dies
-with its shard costs its watcher a new `POST /v0/watch`, and nobody a record. A shard that stops in order has
-them in its last snapshot, so a restart of the server drops none.
+A session is a name and a text that only gateways understand. Sessions are not logged: if a
+session dies with its shard, its watcher needs a new `POST /v0/watch`, and no record is lost. A clean stop
+stores them in the last snapshot, so a restart of the server drops none.
 
 Rules of the file
-- Time is an argument. A session that was not touched for its time to live is gone; as the time to live is one
-  for all, the oldest is always the first in the dict, and every call removes what is due there.
-- `epoch` grows each time a session is taken. Only the holder of the newest epoch may say where it is.
-- A shard that was killed has forgotten the epochs. Streams that are open put their sessions back with the
-  epochs they have, in any order: a newer epoch replaces an older one, an older one is refused. A taken epoch
-  is above those of earlier lives (`begin`), so that it is never that of a stream that is yet to come back.
-- What is put back may be old, until all streams that are open have saved. Until then a session that was put
-  back is given only to a client that says what it has had.
+- Time is an argument. A session expires when it was not touched for its time to live. All sessions have the
+  same time to live, so the oldest is always first in the dict, and every call removes expired ones there.
+- `epoch` grows each time a session is taken. Only the holder of the newest epoch may save its position.
+- A killed shard has lost the epochs. Open streams put their sessions back with their epochs, in any order: a
+  newer epoch replaces an older one, an older one is refused. A new epoch is above those of earlier starts
+  (`begin`), so it never equals the epoch of a stream that has not come back yet.
+- A session that was put back may be stale until all open streams have saved. Until then only a client that
+  sends its own cursor gets it.
 
 Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
 """
@@ -75,7 +75,7 @@ class Sessions:
         self._first_epoch = 0
         #: Until then sessions that were put back may be old.
         self._unsure_until_ms = 0
-        #: How many sessions each key has that has some.
+        #: Sessions of each key that has any.
         self._by_owner: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class Sessions:
         return wid in self._sessions
 
     def begin(self, at_ms: int) -> None:
-        """A life of the shard begins."""
+        """Set the first epoch of this start of the shard."""
         self._first_epoch = at_ms << _LIFE_BITS
         self._unsure_until_ms = at_ms + _PUT_BACK_MS
 
@@ -111,7 +111,7 @@ class Sessions:
             self._touch(wid, _Session(epoch, b"", 0, owner), state, gone_ms)
 
     def rewound(self, ms: int) -> None:
-        """Time begins again earlier by `ms`: what is left of a session's life stays the same."""
+        """Move expiry times back by `ms` after the clock went back: the remaining lifetimes stay the same."""
         for session in self._sessions.values():
             session.gone_ms -= ms
 
@@ -126,13 +126,13 @@ class Sessions:
             return self._put(command, now_ms)
         session = self._sessions.get(command.wid)
         if session is None:
-            return NotFound("wid: there is no such session (any more); make one with POST /v0/watch")
+            return NotFound("wid: the session does not exist or has expired; create one with POST /v0/watch")
         if isinstance(command, TakeSession):
             if command.owner != session.owner:  # before the epoch moves: its own stream must not notice
-                return Forbidden("wid: this session was made with another key", field="wid")
+                return Forbidden("wid: this session was created with another key", field="wid")
             if session.was_put_back and now_ms < self._unsure_until_ms and not command.has_cursor:
                 return ShardUnavailable(
-                    "wid: the shard of this session has just started; retry in some seconds"
+                    "wid: the shard of this watch session has just started; retry in a few seconds"
                 )
             session.epoch = max(session.epoch, self._first_epoch) + 1
             self._touch(command.wid, session, session.state, now_ms + command.ttl_ms)
@@ -140,15 +140,15 @@ class Sessions:
         return self._keep(command, session, now_ms)
 
     def _put(self, command: PutSession, now_ms: int) -> SessionReply | StreamsError:
-        known = self._sessions.get(command.wid)
-        if known is not None:  # another stream has put it back
+        existing = self._sessions.get(command.wid)
+        if existing is not None:  # another stream has put it back
             keep = KeepSession(command.wid, command.epoch, command.state, command.ttl_ms)
-            return self._keep(keep, known, now_ms)
+            return self._keep(keep, existing, now_ms)
         if (self._max and len(self._sessions) >= self._max) or (
             self._bytes + len(command.state) > _STATE_BYTES_MAX
         ):
             return Throttled(
-                f"there are {len(self._sessions)} watch sessions; close some or let them lapse",
+                f"too many watch sessions ({len(self._sessions)}); close some or wait until some expire",
                 limit="watch_sessions",
             )
         session = _Session(command.epoch, b"", 0, command.owner)
