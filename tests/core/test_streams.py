@@ -177,7 +177,7 @@ def test_inputs_of_a_session_behind_a_failed_one_fail_too(driver: Driver) -> Non
 
 
 def test_failed_sessions_are_forgotten_at_last(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "_BROKEN_MAX", 1)
+    monkeypatch.setattr(streams_module, "_FAILED_SESSIONS_MAX", 1)
     for chain in ("one", "two"):
         with pytest.raises(SeqMismatch):
             append(driver, b"b", chain=chain, match_seq_num=7)
