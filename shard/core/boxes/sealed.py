@@ -244,6 +244,26 @@ class Segment:
         assert dead + count <= self.counts[at], "LIVE"
         self._dead[at] = (at, dead + count, dead_bytes + size)
 
+    def count_batches(self, seqs: BitMap64) -> int | None:
+        """How many batches hold those of `seqs` that are in the range of this segment; None if one of them is
+        in no batch."""
+        here = self._part_of(seqs)
+        batches = first = at = 0
+        while first < len(here):
+            at = bisect_right(self.first_seqs, here[first], at) - 1
+            end_seq = self.first_seqs[at] + self.counts[at]
+            if here[first] >= end_seq:
+                return None
+            first = bisect_left(here, end_seq, first)
+            batches += 1
+        return batches
+
+    def _part_of(self, seqs: BitMap64) -> array[int]:
+        here = BitMap64()
+        here.add_range(self.first_seq, self.last_seq + 1)
+        here &= seqs
+        return here.to_array()
+
     def kill_later(self, seqs: BitMap64, count: int, sizes: Sequence[int], size: int) -> None:
         """Marks those of `seqs` that are here as dead: `count` live records. `sizes`: their bytes in each
         batch that holds some. The numbers of each batch are computed when they are needed."""
@@ -258,10 +278,7 @@ class Segment:
         batches = 0
         first_seqs, counts = self.first_seqs, self.counts
         for seqs, sizes in later:
-            here = BitMap64()
-            here.add_range(self.first_seq, self.last_seq + 1)
-            here &= seqs
-            dead = here.to_array()
+            dead = self._part_of(seqs)
             first = at = 0
             for size in sizes:
                 at = bisect_right(first_seqs, dead[first], at) - 1

@@ -47,9 +47,9 @@ def _can_delete(change: changes.RecordsDeleted, log: Log) -> None:
         raise DoesNotApply("records that are to be deleted are gone already")
     batches = 0
     if change.groups:
-        counts = [seqs.range_cardinality(each.first_seq, each.last_seq + 1) for each in log.segments]
-        if len(change.groups) != sum(map(bool, counts)):
-            raise DoesNotApply("records that are to be deleted are in other segments")
+        counts = [count for count in (each.count_batches(seqs) for each in log.segments) if count != 0]
+        if counts != [count for count, _ in change.groups]:
+            raise DoesNotApply("records that are to be deleted are in other batches")
         batches = sum(count for count, _ in change.groups)
         seqs = seqs.copy()
         seqs.remove_range(0, log.sealed_seq + 1)
