@@ -220,15 +220,15 @@ class Reconciler:
         assert isinstance(outbox, RouterOutbox)
         if origin_state is None:
             # The destination was captured before it was attached: it has none of the copies.
-            position = min(outbox.logged.position, head_seq)
+            position = min(outbox.log_position.position, head_seq)
             move = changes.OriginMoved(dest.generation, origin, source.generation, position, pinned=True)
             self._change(dest, move)
-            if outbox.logged.total and not dest.is_memory:
-                self._report_missing(dest, outbox.logged.total)
+            if outbox.log_position.total and not dest.is_memory:
+                self._report_missing(dest, outbox.log_position.total)
             origin_state = dest.origins[origin]
         if not dest.is_memory and origin_state.generation > source.generation:
             # It knows a later generation of the source, which the restored source never had.
-            position = min(outbox.logged.position, head_seq)
+            position = min(outbox.log_position.position, head_seq)
             move = changes.OriginMoved(
                 dest.generation, origin, source.generation, position, origin_state.lost_count + 1, pinned=True
             )
@@ -241,7 +241,9 @@ class Reconciler:
             or origin_state.generation != source.generation
             or origin_state.position == NOT_KNOWN
         ):
-            self._move_outbox(source, outbox, min(outbox.logged.position, head_seq), outbox.logged.total)
+            self._move_outbox(
+                source, outbox, min(outbox.log_position.position, head_seq), outbox.log_position.total
+            )
             return []
         return [_RouterPair(router, source, outbox, dest, origin_state)]
 
@@ -277,7 +279,7 @@ class Reconciler:
         self._move_outbox(pair.source, pair.outbox, position, origin_state.total)
 
     def _move_outbox(self, source: Box, outbox: RouterOutbox, position: int, total: int) -> None:
-        if outbox.logged != (position, total) and not source.is_memory:
+        if outbox.log_position != (position, total) and not source.is_memory:
             self._change(source, changes.OutboxMoved(source.generation, outbox.origin, position, total))
 
     def _move_after_cut(self, pairs: Sequence[_RouterPair]) -> None:
@@ -368,7 +370,7 @@ class Reconciler:
             return
         line = source.moves.get((dest.name, line_name.is_dead))
         last = line.last_position if line is not None else 0
-        done_position = line.logged.position if line is not None else 0
+        done_position = line.log_position.position if line is not None else 0
         if origin_state.position > last:
             # The destination has moves that its source has not planned yet. The source plans them now, and
             # learns at the next start that they have arrived.
@@ -391,11 +393,11 @@ class Reconciler:
     def _settle_unknown_line(self, source: Box, line: MoveQueue) -> None:
         """Report moves as lost if the destination does not know the line and the source has dropped them."""
         dest = self._box(line.dest)
-        if source.is_memory or not line.logged.position or dest is None or dest.is_memory:
+        if source.is_memory or not line.log_position.position or dest is None or dest.is_memory:
             return
         if line.origin not in dest.origins:
             origin_state = Origin(source.generation, 0)
-            self._lose_moves(dest, line.origin, origin_state, line.logged.position, source.generation)
+            self._lose_moves(dest, line.origin, origin_state, line.log_position.position, source.generation)
 
     def _lose_moves(self, dest: Box, origin: str, origin_state: Origin, position: int, life: int) -> None:
         move = changes.OriginMoved(

@@ -438,7 +438,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             ),
             # How far one of a memory box has come is not logged either: it begins anew with the box.
             "outboxes": [
-                (name, outbox.generation, outbox.dest) + (() if box.is_memory else outbox.logged)
+                (name, outbox.generation, outbox.dest) + (() if box.is_memory else outbox.log_position)
                 for name, outbox in box.outboxes.items()
             ],
         }

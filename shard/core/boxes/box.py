@@ -556,7 +556,7 @@ class Box:
             trims=[(hole.first_seq, hole.missed_count) for hole in log.holes if hole.missed_count],
             origins=[(name, *origin.restart(is_memory=not is_full)) for name, origin in self.origins.items()],
             outboxes=[
-                (name, outbox.route, *outbox.logged)
+                (name, outbox.route, *outbox.log_position)
                 for name, outbox in self.outboxes.items()
                 if isinstance(outbox, RouterOutbox)
             ],

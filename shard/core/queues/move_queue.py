@@ -84,7 +84,7 @@ def letters_in(batch: Batch, runs: Sequence[tuple[int, int]]) -> list[Letter]:
 
 
 class MoveQueue(Outbox):
-    """The moves from one box to another. `moves` and `last_position` are logged, as `logged` is;
+    """The moves from one box to another. `moves` and `last_position` are logged, as `log_position` is;
     `sendable_position` is volatile."""
 
     __slots__ = ("_log", "_source", "is_dead", "last_position", "moves", "sendable_position")
@@ -119,8 +119,8 @@ class MoveQueue(Outbox):
 
     def look(self, after: int, records_max: int) -> Load:
         """Select the records after `after` and set their metadata. Positions without a record are skipped."""
-        lost_count = max(0, self.logged.position - after)  # the destination lost confirmed copies
-        upto = max(after, self.logged.position)
+        lost_count = max(0, self.log_position.position - after)  # the destination lost confirmed copies
+        upto = max(after, self.log_position.position)
         texts: list[bytes] = []
         tags: list[bytes] = []
         size = 0
@@ -158,16 +158,16 @@ class MoveQueue(Outbox):
             lost=load.lost_count,
             tags=load.tags,
             create=self.is_dead,  # its dead letters do not recreate a deleted queue
-            bind=after <= self.logged.position,
+            bind=after <= self.log_position.position,
         )
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.MovesDone | None:
         """Return the change that deletes the confirmed records; None if there are none."""
         upto = min(self.position, self.last_position)
-        if upto <= self.logged.position:
+        if upto <= self.log_position.position:
             return None
         log = self._log
-        moves = [self.moves[at] for at in range(self.logged.position + 1, upto + 1)]
+        moves = [self.moves[at] for at in range(self.log_position.position + 1, upto + 1)]
         live = sorted(move for move in moves if log.is_live(move.seq))
         sizes: dict[int, int] = {}
         for move in live:
@@ -201,8 +201,8 @@ class MoveQueue(Outbox):
 
     def apply_arrival(self, position: int) -> list[Move]:
         """Remove the moves up to `position`, which the destination confirmed. Returns them."""
-        moves = [self.moves.pop(at) for at in range(self.logged.position + 1, position + 1)]
-        self.apply_logged(position, self.logged.total + len(moves))
+        moves = [self.moves.pop(at) for at in range(self.log_position.position + 1, position + 1)]
+        self.apply_logged(position, self.log_position.total + len(moves))
         return moves
 
     # -- snapshots
@@ -212,7 +212,7 @@ class MoveQueue(Outbox):
         return changes.LineFacts(
             dest=self.dest,
             is_dead=self.is_dead,
-            position=self.logged.position,
+            position=self.log_position.position,
             moves=[move if self._log.is_live(move.seq) else (0, 0, 0) for move in self.moves.values()],
         )
 

@@ -108,7 +108,7 @@ class Moves:
     def _await(self, command: queues.AwaitMoves, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.require(command.box)
         move_queue = box.moves.get((command.to, False))
-        waiting = max(0, command.position - move_queue.logged.position) if move_queue is not None else 0
+        waiting = max(0, command.position - move_queue.log_position.position) if move_queue is not None else 0
         if waiting and command.wait_ms:
             return self._context.nothing_yet(entries)
         return self._context.answer(box, queues.AwaitMovesReply(waiting), entries, box.config_lsn)
@@ -134,7 +134,7 @@ class Moves:
     def delay_until_upload(self, box: Box, lsn: int) -> None:
         """Send no moves of this box before `lsn` is in the store."""
         for move_queue in box.moves.values():
-            move_queue.sendable_position = move_queue.logged.position
+            move_queue.sendable_position = move_queue.log_position.position
             self._until_uploaded.append((lsn, move_queue, move_queue.last_position))
 
     def note(self, box: Box) -> None:
@@ -198,10 +198,10 @@ class Moves:
         for box in self._context.boxes.values():
             for move_queue in box.moves.values():
                 assert list(move_queue.moves) == list(
-                    range(move_queue.logged.position + 1, move_queue.last_position + 1)
+                    range(move_queue.log_position.position + 1, move_queue.last_position + 1)
                 ), "MOVES"
                 assert (
-                    move_queue.logged.position <= move_queue.last_position
+                    move_queue.log_position.position <= move_queue.last_position
                     and move_queue.sendable_position <= move_queue.last_position
                 ), "MOVES"
         for waiting in (self._until_durable, self._until_uploaded):

@@ -15,7 +15,7 @@ Rules of the file
 - The destination's reply is the truth about `position`. The source logs it now and then. After a crash the
   destination reports its real position, so a stale logged position costs one exchange and nothing else.
 - `look` changes nothing, so it can run again when a payload was not in memory.
-- Only `logged` is a fact of the log. All other state of an outbox is volatile.
+- Only `log_position` is a fact of the log. All other state of an outbox is volatile.
 
 Bounds: OUTBOX_BATCHES_MAX batches of an outbox, BATCHES_IN_FLIGHT_MAX batches and BYTES_IN_FLIGHT_MAX bytes
 of a shard are in flight; a batch is at most BATCH_BYTES_MAX (or one record) and BATCH_RECORDS_MAX; one look
@@ -93,8 +93,9 @@ class _InFlight(msgspec.Struct, frozen=True):
 class Outbox:
     """Sends copies to one destination, in order. Subclasses select the records and write the batch heads.
 
-    Its names and its generation are fixed. `logged` is a fact of the log; only `apply_logged` changes it.
-    Everything else is volatile: it starts from `logged` after a restart, and the destination's replies
+    Its names and its generation are fixed. `log_position` is a fact of the log: only `apply_logged`
+    changes it.
+    Everything else is volatile: it starts from `log_position` after a restart, and the destination's replies
     correct it. A subclass says which of its own attributes are logged.
     """
 
@@ -110,7 +111,7 @@ class Outbox:
         "is_halted",
         "is_waiting",
         "last_error",
-        "logged",
+        "log_position",
         "logged_ms",
         "origin",
         "position",
@@ -133,8 +134,8 @@ class Outbox:
         self.origin = origin
         self.dest = dest
         self.generation = generation
-        self.logged = LoggedPosition(position, total)
-        #: The position and the number of copies that the destination confirmed. `logged` may be older.
+        self.log_position = LoggedPosition(position, total)
+        #: The position and the number of copies that the destination confirmed. `log_position` may be older.
         self.position = position
         self.total = total
         #: The generation of the destination that `total` counts in, and the copies into earlier ones.
@@ -256,14 +257,14 @@ class Outbox:
     def change_of_move(self, generation: int, now_ms: int) -> Change | None:
         """Return the change that logs the destination's position; None when that can wait. A `MoveQueue`
         overrides it: its source deletes the records that have arrived, so it logs each time."""
-        if self.position == self.logged.position or now_ms - self.logged_ms < LOG_EVERY_MS:
+        if self.position == self.log_position.position or now_ms - self.logged_ms < LOG_EVERY_MS:
             return None
         self.logged_ms = now_ms
         return OutboxMoved(generation, self.origin, self.position, self.total)
 
     def apply_logged(self, position: int, total: int) -> None:
         """Apply a logged change: the destination has the copies up to `position`."""
-        self.logged = LoggedPosition(position, total)
+        self.log_position = LoggedPosition(position, total)
         if position != self.position:  # only in recovery: a live outbox logs its own position
             self.position, self.total = position, total
             self.restart()
