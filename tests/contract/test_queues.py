@@ -105,6 +105,7 @@ def test_claims_inside_the_window_share_the_jobs_evenly(api, box):
     gate = threading.Barrier(10)
 
     def claim(other, node):
+        other.tail(box)  # its connection is open, so that only the claim has to be inside the window
         gate.wait(20)
         return other.claim(box, node, max=50)
 
