@@ -42,7 +42,8 @@ RECOVERED_S_MAX = 2.0
 GOODPUT_MIN, BESIDE_URGENT_MIN = 0.85, 0.85
 #: The server and the load generator keep every core busy, and an urgent append switches processes four times.
 #: A busy process keeps its core for a kernel tick (4 ms at 250 Hz), so each switch takes up to two ticks. 15
-#: ms is possible with 8 appends in flight, and costs all others a fifth of their throughput.
+#: ms is possible with 8 appends in flight, and costs all others a fifth of their throughput. The bound is for
+#: a machine at full speed; a slower one, or one with busy neighbours, gets more time in proportion.
 URGENT_P99_MS_MAX = 32.0
 PARTS = 2
 #: Largest share of the time in which the load generator may be behind.
@@ -223,6 +224,8 @@ class Run(NamedTuple):
     paced_count: float
     lost_count: int
     recovered_s: float
+    #: Speed of the machine between the parts, as a share of the best of its kind (`machine.speed`).
+    speed: float
 
 
 def rate_of(result: dict[str, Any]) -> float:
@@ -251,11 +254,13 @@ def run(server: Server, seconds: float, clients: int) -> Run:
     rate = 2 * rate_of(peaks[0])
     alone, beside = [], []
     idle, busy = Times([], []), Times([], [])
+    speeds: list[float] = []
     with sample_memory(server) as memory:
         for _ in range(PARTS):
             with measure_cpu(server) as cpu:
                 alone.append(result_of(flood(server, rate=rate, seconds=part_s, clients=clients)))
             sleep(0.5)
+            speeds.append(machine.speed(0.5))
             high = Probe(server, "high")
             try:
                 idle_s = max(2.0, part_s / 5)
@@ -272,6 +277,7 @@ def run(server: Server, seconds: float, clients: int) -> Run:
                 raise SystemExit(f"the high-priority writer was refused: {high.failure}")
             idle.add(high, before_s, before_s + idle_s)
             busy.add(high, busy_from_s, busy_from_s + part_s - 2)
+            speeds.append(machine.speed(0.5))
             peaks.append(peak())  # the speed of the machine may have changed
     stored_seqs = [call(server, "GET", f"/v0/boxes/low-{n}/tail")["head_seq"] for n in range(LOW_BOXES)]
     acked_batches = sum(each["taken_in_all"] for each in (*peaks, *alone, *beside))
@@ -286,6 +292,7 @@ def run(server: Server, seconds: float, clients: int) -> Run:
         paced_count=metric(server, "streams_paced_total"),
         lost_count=acked_batches * BATCH - sum(stored_seqs),
         recovered_s=after_s,
+        speed=sum(speeds) / len(speeds),
     )
 
 
@@ -295,6 +302,7 @@ def rows_of(run: Run) -> list[tuple[str, str, str, bool]]:
     goodput = rate_of(run.alone) / run.peak
     beside = rate_of(run.beside) / rate_of(run.alone)
     urgent_ms = share(run.busy.answered_ms, 0.99)
+    urgent_ms_max = URGENT_P99_MS_MAX / min(1.0, run.speed)
     behind = max(each["behind"] for each in floods)
     badly = sum(each["refused_badly"] for each in floods)
     failures = sum(each["failed"] + each["unanswered"] for each in floods)
@@ -311,8 +319,8 @@ def rows_of(run: Run) -> list[tuple[str, str, str, bool]]:
         (
             "urgent appends, p99",
             f"{urgent_ms:.1f} ms",
-            f"{URGENT_P99_MS_MAX:g} ms",
-            urgent_ms <= URGENT_P99_MS_MAX,
+            f"{urgent_ms_max:.0f} ms",
+            urgent_ms <= urgent_ms_max,
         ),
         ("load generator behind", f"{behind:.1%}", f"{BEHIND_MAX:.0%}", behind <= BEHIND_MAX),
         ("memory grows by", f"{growth >> 20} MiB", f"{growth_max >> 20} MiB", growth <= growth_max),
@@ -346,7 +354,10 @@ def main() -> int:
         **machine.USER_SETTINGS | {"shards": 2, "cache_bytes": CACHE_BYTES} | settings
     ) as server:
         result = run(server, arguments.seconds, arguments.clients)
-    print(f"peak {result.peak:,.0f} appends/s of {BATCH} records, by {PEAK_CLIENTS} clients")
+    print(
+        f"peak {result.peak:,.0f} appends/s of {BATCH} records, by {PEAK_CLIENTS} clients; "
+        f"speed of the machine {result.speed:.2f}"
+    )
     print(line_of(f"{arguments.clients:,} clients", result.alone))
     print("  of a core: " + ", ".join(f"{name} {part:.0%}" for name, part in sorted(result.cpu.items())))
     print(line_of("  beside urgent appends", result.beside))
