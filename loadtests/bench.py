@@ -52,7 +52,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--seconds", type=_seconds, metavar="N", help=f"measured time of each row (default {SECONDS:g})")
-    add("--rows", metavar="PATTERN", default="*", help="only rows whose key matches: 'single-*', '*fsync*'")
+    add("--rows", metavar="PATTERN", default="*", help="only rows whose key matches: 'single-*', '!spark-*'")
     add("--repeat", type=_repeats, metavar="K", default=1, help="measure K times, show median and spread")
     add("--quick", action="store_true", help="tiny sizes: tests the benchmark; the figures mean nothing")
     add("--json", metavar="FILE", type=Path, help="write the run here too (always in build/bench.json)")
@@ -85,6 +85,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _matches(row: Row, pattern: str) -> bool:
+    """Return True if the pattern selects a row. `!spark-*` selects all others."""
+    if pattern.startswith("!"):
+        return not fnmatch(row.key, pattern[1:])
     return fnmatch(row.key, pattern)
 
 
