@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from gateway.access.auth import Guard, read_ring
-from gateway.access.key_use import KeyUse
+from gateway.access.key_use import KeyUseExchange
 from gateway.access.origins import Origins
 from gateway.admission.connection_table import ConnectionTable
 from gateway.admission.descriptors import fit_connections
@@ -105,7 +105,7 @@ class Gateway:
             arguments.index, self._dispatch, self._watch, self._pressure, self._s2.append_window, budgets
         )
         rates = None if guard is None else guard.in_flight.rates
-        self._key_use = KeyUse(self._dispatch, self._watch.slots, rates, self._others)
+        self._key_use = KeyUseExchange(self._dispatch, self._watch.slots, rates, self._others)
         self._api = self._build_api()
 
     def __repr__(self) -> str:

@@ -35,9 +35,9 @@ from shard.recovery.page_cache import (
 )
 from shard.recovery.recovery import RecoveryProgress, RecoverySummary, recover
 from shard.server.heartbeat import Heartbeat
-from shard.server.peers import Peers
+from shard.server.peers import Peers, SlotMap
 from shard.server.reporting import Answer, Reporter
-from shard.server.server import Server
+from shard.server.server import ShardServer
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt, Disk, remove_tree
 from shard.storage.segments.store import SegmentStore
@@ -130,16 +130,10 @@ def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Upl
         store,
         server=arguments.server,
         shard=arguments.index,
-        slots=msgspec.json.decode(arguments.placement, type=_SlotMap).slots if arguments.placement else [],
+        slots=msgspec.json.decode(arguments.placement, type=SlotMap).slots if arguments.placement else [],
         folder=folder,
         flush_ms=arguments.config.object_flush_ms,
     )
-
-
-class _SlotMap(msgspec.Struct):
-    """The part of the slot map that a shard needs."""
-
-    slots: list[tuple[int, int, int]]
 
 
 def _absolute(location: str) -> str:
@@ -193,7 +187,7 @@ class Shard:
             os.set_blocking(arguments.ready_fd, False)  # a supervisor that does not read must not block us
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
         self._peers = peers_of(arguments) if tcp else None
-        self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
+        self._server = ShardServer(listener, limits_of(config), config.thresholds, tcp, self._peers)
         self._server.describe = self._describe
         self._ring = KeyRing()
         self._read_keys()

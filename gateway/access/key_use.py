@@ -39,7 +39,7 @@ _encode = wire.head_encoder.encode
 RingSource = Callable[[], KeyRing]
 
 
-class KeyUse:
+class KeyUseExchange:
     def __init__(
         self,
         dispatch: Dispatch,
@@ -56,7 +56,7 @@ class KeyUse:
         self._last: list[dict[str, Use]] = [{} for _ in dispatch.links]
 
     def __repr__(self) -> str:
-        return f"<KeyUse of {len(self._last[0])} keys in {len(self._last)} shards>"
+        return f"<KeyUseExchange of {len(self._last[0])} keys in {len(self._last)} shards>"
 
     # -- exchange between shards
 

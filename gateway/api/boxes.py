@@ -16,7 +16,7 @@ from streams.protocol.messages.routers import router_of
 _decode_delete_reply = msgspec.json.Decoder(DeleteBoxReply).decode
 
 
-class Boxes:
+class BoxApi:
     def __init__(self, dispatch: Dispatch, reconciler: RouterReconciler, body_bytes_max: int) -> None:
         self._dispatch = dispatch
         self._reconciler = reconciler

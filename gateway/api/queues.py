@@ -30,7 +30,7 @@ _decode_plan_reply = msgspec.json.Decoder(PlanRequeueReply).decode
 _decode_await_reply = msgspec.json.Decoder(AwaitMovesReply).decode
 
 
-class Queues:
+class QueueApi:
     def __init__(self, dispatch: Dispatch, body_bytes_max: int, job_streams: JobStreams) -> None:
         self._dispatch = dispatch
         self._body_bytes_max = body_bytes_max

@@ -14,7 +14,7 @@ from streams.protocol.messages.query import Query
 from streams.protocol.model.names import quote
 
 
-class Records:
+class RecordApi:
     def __init__(self, dispatch: Dispatch, body_bytes_max: int) -> None:
         self._dispatch = dispatch
         self._body_bytes_max = body_bytes_max

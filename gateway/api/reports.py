@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from gateway.access.auth import Guard
-from gateway.access.key_use import KeyUse
+from gateway.access.key_use import KeyUseExchange
 from gateway.api.responses import from_facts
 from gateway.requests.request import NO_STORE, Request, Response
 from gateway.telemetry.collector import Collector
@@ -22,7 +22,7 @@ _TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ReportPages:
-    def __init__(self, collector: Collector, key_use: KeyUse, guard: Guard | None = None) -> None:
+    def __init__(self, collector: Collector, key_use: KeyUseExchange, guard: Guard | None = None) -> None:
         self._collector = collector
         self._key_use = key_use
         self._guard = guard

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import trio
 
-from gateway.api.boxes import Boxes
+from gateway.api.boxes import BoxApi
 from gateway.api.console import FILES, Console
-from gateway.api.groups import Groups
+from gateway.api.groups import GroupApi
 from gateway.api.job_streams import JobStreams
 from gateway.api.openapi_pages import OpenApiPages
-from gateway.api.queues import Queues
-from gateway.api.records import Records
+from gateway.api.queues import QueueApi
+from gateway.api.records import RecordApi
 from gateway.api.reports import ReportPages
-from gateway.api.routers import Routers
+from gateway.api.routers import RouterApi
 from gateway.api.server_info import ServerInfo
-from gateway.api.watch import Watches
+from gateway.api.watch import WatchApi
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.router_reconciler import RouterReconciler
@@ -50,12 +50,12 @@ def build_route_table(
     reports: ReportPages | None,
 ) -> RouteTable:
     reconciler = RouterReconciler(dispatch)
-    boxes = Boxes(dispatch, reconciler, body_bytes_max)
-    records = Records(dispatch, body_bytes_max)
-    routers = Routers(reconciler, body_bytes_max)
-    watches = Watches(watch, body_bytes_max)
-    queues = Queues(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
-    groups = Groups(dispatch, body_bytes_max)
+    boxes = BoxApi(dispatch, reconciler, body_bytes_max)
+    records = RecordApi(dispatch, body_bytes_max)
+    routers = RouterApi(reconciler, body_bytes_max)
+    watches = WatchApi(watch, body_bytes_max)
+    queues = QueueApi(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
+    groups = GroupApi(dispatch, body_bytes_max)
     openapi_pages, console = OpenApiPages(version), Console()
     fixed_routes: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},

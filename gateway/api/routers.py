@@ -15,11 +15,11 @@ from streams.protocol.messages import replies, requests
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.replies import DeleteRouterReply, PutRouterReply, RouterPage, RouterState
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from streams.protocol.messages.routers import ListRouters, Route, Router
+from streams.protocol.messages.routers import ListRouters, RegisteredRouter, Route
 from streams.protocol.model.names import check_box_name, check_router_name
 
 
-class Routers:
+class RouterApi:
     def __init__(self, reconciler: RouterReconciler, body_bytes_max: int) -> None:
         self._reconciler = reconciler
         self._body_bytes_max = body_bytes_max
@@ -93,7 +93,7 @@ class Routers:
 
 async def _page(
     reconciler: RouterReconciler, question: ListRouters, grant: Grant | None
-) -> tuple[list[Router], bool]:
+) -> tuple[list[RegisteredRouter], bool]:
     """Return one page of the routers that a key may see, and True if there are more.
 
     For a key with prefixes, any number of register pages may be needed to fill one page. That is acceptable:
@@ -102,7 +102,7 @@ async def _page(
     if grant is None or not grant.prefixes:
         page = await reconciler.page(question)
         return page.routers, page.more
-    routers: list[Router] = []
+    routers: list[RegisteredRouter] = []
     for prefix in grant.within(question.prefix):
         page_request = msgspec.structs.replace(question, prefix=prefix, limit=PAGE_SIZE_MAX)
         while len(routers) <= question.limit:

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from gateway.access.auth import Guard
-from gateway.access.key_use import KeyUse
+from gateway.access.key_use import KeyUseExchange
 from gateway.access.origins import Origins
 from gateway.access.rules import RULES, Rule, route_of
 from gateway.api.reports import ReportPages
@@ -74,9 +74,9 @@ class Api:
         response_counts: dict[int, int] | None = None,
         route_times: dict[str, Histogram] | None = None,
         logs_access: bool = False,
-        key_use: KeyUse | None = None,
+        key_use: KeyUseExchange | None = None,
     ) -> None:
-        key_use = key_use or KeyUse(dispatch, watch.slots)
+        key_use = key_use or KeyUseExchange(dispatch, watch.slots)
         self._route_times = {} if route_times is None else route_times
         #: The S2 API checks keys, hosts and origins itself and has its own errors (`gateway/s2/permits.py`).
         self._s2_endpoint = Endpoint(

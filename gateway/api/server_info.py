@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gateway.access.key_use import KeyUse
+from gateway.access.key_use import KeyUseExchange
 from gateway.api.responses import from_facts, from_reply
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
@@ -24,7 +24,7 @@ class ServerInfo:
         version: str,
         sockets: tuple[str, ...],
         addresses: tuple[str, ...] = (),
-        key_use: KeyUse,
+        key_use: KeyUseExchange,
     ) -> None:
         self._dispatch = dispatch
         self._version = version

@@ -16,7 +16,7 @@ from streams.protocol.messages.query import Query
 from streams.protocol.messages.replies import WatchReply
 
 
-class Watches:
+class WatchApi:
     def __init__(self, watch: Watch, body_bytes_max: int) -> None:
         self._watch = watch
         self._body_bytes_max = body_bytes_max

@@ -26,7 +26,7 @@ from gateway.admission.connection_table import ConnectionTable, OpenConnection
 from gateway.admission.memory import MemoryBudget, answer_budget
 from gateway.admission.request_scheduler import RequestScheduler
 from gateway.admission.slice_lane import SliceLane
-from gateway.http.edge_connection import Connection
+from gateway.http.edge_connection import EdgeConnection
 from gateway.http.edge_rules import FrontLimits, body_budget, log
 from gateway.http.h1 import HeadMemory, HeadWriter
 from gateway.http.pending_connections import PendingConnections
@@ -127,7 +127,7 @@ class Front:
         self._pending = PendingConnections(self.table, self._start_serving)
         #: Sockets of the connections that a task serves.
         self._sockets: set[socket.socket] = set()
-        self._connections: set[Connection] = set()
+        self._connections: set[EdgeConnection] = set()
         self._connections_total = 0
         self._handed_over_total = 0
         self._empty = trio.Event()
@@ -295,7 +295,7 @@ class Front:
         return server
 
     async def _serve_edge(self, place: OpenConnection) -> bytes | None:
-        connection = place.server = Connection(place.sock, self, place)
+        connection = place.server = EdgeConnection(place.sock, self, place)
         self._connections.add(connection)
         try:
             return await connection.run()

@@ -26,7 +26,7 @@ from gateway.http.edge_input import EdgeInput
 from gateway.http.edge_output import EdgeOutput
 from gateway.http.edge_rules import answer, bug, refusal, refused_stream
 from gateway.http.edge_socket import EdgeSocket, WaitExpired
-from gateway.http.h1 import CONTINUE, H2_PREFACE, RequestHead
+from gateway.http.h1 import CONTINUE, H2_PREFACE, HttpRequestHead
 from gateway.requests import urgency
 from gateway.requests.request import Buffer, EarlyRejection, Request, Response
 from streams.protocol.errors import StreamsError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PIPELINE_TURN = 16
 
 
-class Connection:
+class EdgeConnection:
     __slots__ = ("_front", "_head", "_input", "_output", "_place", "_wire", "request_count")
 
     def __init__(self, sock: socket.socket, front: Front, place: OpenConnection) -> None:
@@ -49,11 +49,11 @@ class Connection:
         self._output = EdgeOutput(self._wire, front)
         self._place = place
         self._front = front
-        self._head: RequestHead | None = None
+        self._head: HttpRequestHead | None = None
         self.request_count = 0
 
     def __repr__(self) -> str:
-        return f"<Connection {'idle' if self.is_idle else 'busy'}, {self.request_count} served>"
+        return f"<EdgeConnection {'idle' if self.is_idle else 'busy'}, {self.request_count} served>"
 
     @property
     def deadline(self) -> float:
@@ -165,7 +165,7 @@ class Connection:
             if reader.pending and (self.request_count % PIPELINE_TURN == 0 or not self._place.is_kept):
                 await self._take_turn()
 
-    def _request_of(self, head: RequestHead, body: Buffer) -> Request:
+    def _request_of(self, head: HttpRequestHead, body: Buffer) -> Request:
         request = Request(head.method, head.path, head.query, head.headers.copy(), body, perf_counter_ns())
         request.memory = self._front.bodies
         request.waited_s = self._input.take_waited_s()
@@ -184,7 +184,7 @@ class Connection:
         if not self._front.scheduler.try_take():
             await self._front.scheduler.take(self._wire.owner)
 
-    async def _read_body(self, head: RequestHead) -> Buffer:
+    async def _read_body(self, head: HttpRequestHead) -> Buffer:
         """Read the body of a known client. `admit` refuses a stranger, so no body of a stranger is waited
         for."""
         front = self._front
@@ -198,7 +198,7 @@ class Connection:
             await self._output.send([CONTINUE])
         return await self._input.read_body(head, charge)
 
-    async def _serve_full_duplex(self, head: RequestHead) -> bool:
+    async def _serve_full_duplex(self, head: HttpRequestHead) -> bool:
         """Answer a request while its body arrives. Returns True if another request can follow.
 
         The handler authenticates the request before it reads the body. The body has no deadline: an open

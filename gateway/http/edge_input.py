@@ -19,7 +19,7 @@ from gateway.admission.request_scheduler import PIECE_BYTES, REQUEST_COST
 from gateway.http.body_memory import BodyMemory
 from gateway.http.edge_rules import CHUNKED, check_body_length
 from gateway.http.edge_socket import RECEIVE_BYTES, EdgeSocket, WaitExpired
-from gateway.http.h1 import HEAD_END, ChunkedBody, RequestHead, check_partial_head_untrusted
+from gateway.http.h1 import HEAD_END, ChunkedBody, HttpRequestHead, check_partial_head_untrusted
 from gateway.requests.request import BodyBroken, Buffer
 from streams.protocol.errors import InvalidRequest
 
@@ -63,7 +63,7 @@ class EdgeInput:
     def __repr__(self) -> str:
         return f"<EdgeInput {'idle' if self.is_idle else 'busy'}, {len(self.pending)} B pending>"
 
-    def note_request(self, head: RequestHead, body: Buffer) -> None:
+    def note_request(self, head: HttpRequestHead, body: Buffer) -> None:
         """Set the cost of the next request to that of this one. A long body was charged while it came."""
         is_paid = head.length != CHUNKED and len(body) > PIECE_BYTES
         self.cost = REQUEST_COST + 2 * (PIECE_BYTES if is_paid else len(body))
@@ -157,7 +157,7 @@ class EdgeInput:
                 raise InvalidRequest("the request ended in the middle of its head")
             partial += data
 
-    def cut_body(self, head: RequestHead) -> bytes | None:
+    def cut_body(self, head: HttpRequestHead) -> bytes | None:
         """Return the body if it came together with its head, else None. A body that is not small is charged
         to the clients without a key until its handler knows its owner."""
         length = head.length
@@ -178,7 +178,7 @@ class EdgeInput:
         self.pending = pending[length:]
         return pending[:length]
 
-    async def read_body(self, head: RequestHead, charge: Charge) -> Buffer:
+    async def read_body(self, head: HttpRequestHead, charge: Charge) -> Buffer:
         """Read a body that did not come with its head. `charge` belongs to its owner."""
         self.charge = charge
         charge.watch(self._wire.wake)

@@ -21,7 +21,7 @@ from gateway.admission.request_scheduler import PIECE_BYTES
 from gateway.http.edge_rules import bug, close_body, has_no_body
 from gateway.http.edge_sink import JOIN_BYTES_MAX, EdgeSink
 from gateway.http.edge_socket import EdgeSocket, WaitExpired
-from gateway.http.h1 import LAST_CHUNK, RequestHead
+from gateway.http.h1 import LAST_CHUNK, HttpRequestHead
 from gateway.requests.request import Buffer, ClientStalled, Live, Request, Response
 from streams.unsent import BUFFERS_MAX, UnsentBuffers
 
@@ -44,7 +44,7 @@ class EdgeOutput:
         return f"<EdgeOutput {self.charge or 'uncharged'}>"
 
     def render(
-        self, head: RequestHead, request: Request, response: Response, keep_alive: bool
+        self, head: HttpRequestHead, request: Request, response: Response, keep_alive: bool
     ) -> list[Buffer]:
         """Return the whole answer as buffers to send, small ones joined."""
         parts = response.parts
@@ -127,7 +127,12 @@ class EdgeOutput:
             self.charge = None
 
     async def send_streamed(
-        self, head: RequestHead, request: Request, response: Response, keep_alive: bool, watch_peer: WatchPeer
+        self,
+        head: HttpRequestHead,
+        request: Request,
+        response: Response,
+        keep_alive: bool,
+        watch_peer: WatchPeer,
     ) -> bool:
         """Send a streamed answer. Returns True if the stream ended by itself, the peer has all of it, and
         another request may follow. `watch_peer` ends the stream when its peer disconnects."""
@@ -195,7 +200,7 @@ class EdgeOutput:
             await self.send([size, chunk, b"\r\n"])
 
 
-def _connection_line(head: RequestHead, keep_alive: bool) -> bytes:
+def _connection_line(head: HttpRequestHead, keep_alive: bool) -> bytes:
     if not keep_alive:
         return b"connection: close\r\n"
     return b"connection: keep-alive\r\n" if head.is_http_10 else b""

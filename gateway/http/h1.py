@@ -45,7 +45,7 @@ _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,19}) ([!-~]+) HTTP/1\.([01])\r\n")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
-class RequestHead:
+class HttpRequestHead:
     """A request head with unambiguous framing. `length` is the length of the body, or `CHUNKED`."""
 
     __slots__ = (
@@ -111,7 +111,7 @@ class _Fields:
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
 
-def parse_head_untrusted(raw: bytes, limits: FrontLimits) -> RequestHead:
+def parse_head_untrusted(raw: bytes, limits: FrontLimits) -> HttpRequestHead:
     """Parse one head. `raw` ends with its CRLF CRLF."""
     if len(raw) > limits.head_bytes_max:
         raise _head_too_large(limits)
@@ -122,7 +122,7 @@ def parse_head_untrusted(raw: bytes, limits: FrontLimits) -> RequestHead:
         raise InvalidRequest(f"the request has more than {limits.header_count_max} headers")
     method, target, minor = line.groups()
     check_url_length(len(target), limits)
-    head = RequestHead()
+    head = HttpRequestHead()
     head.method = method.decode("ascii")
     head.path, head.query = split_target(head.method, target.decode("ascii"))
     head.is_http_10 = minor == b"0"
@@ -147,12 +147,12 @@ class HeadMemory:
 
     def __init__(self, limits: FrontLimits) -> None:
         self._limits = limits
-        self._heads: dict[bytes, RequestHead] = {}
+        self._heads: dict[bytes, HttpRequestHead] = {}
 
     def __repr__(self) -> str:
         return f"<HeadMemory {len(self._heads)} heads>"
 
-    def parse_untrusted(self, raw: bytes) -> RequestHead:
+    def parse_untrusted(self, raw: bytes) -> HttpRequestHead:
         head = self._heads.get(raw)
         if head is None:
             head = parse_head_untrusted(raw, self._limits)
@@ -174,7 +174,7 @@ def _parse_fields_untrusted(raw: bytes) -> tuple[dict[str, str], bool]:
     return fields.headers, False
 
 
-def _set_framing(head: RequestHead) -> None:
+def _set_framing(head: HttpRequestHead) -> None:
     headers = head.headers
     host = headers.get("host")
     if host is not None or not head.is_http_10:

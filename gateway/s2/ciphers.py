@@ -18,7 +18,7 @@ from gateway.requests.s2_errors import S2Error
 from gateway.s2.messages import Input
 from streams.protocol.messages.s2 import Cipher
 from streams.protocol.model import sequenced
-from streams.protocol.model.sequenced import Record
+from streams.protocol.model.sequenced import BinaryRecord
 
 _KEY_BYTES = 32
 _KEY_TEXT_MAX = 44
@@ -103,7 +103,7 @@ class RecordCipher:
         """Return the stored records of a page, decrypted."""
         return sequenced.SEPARATOR.join(map(self._decrypt_record, sequenced.records_of(text)))
 
-    def _decrypt_record(self, record: Record) -> bytes:
+    def _decrypt_record(self, record: BinaryRecord) -> bytes:
         if not record.ciphertext:
             tail = sequenced.tail_of(record.headers, record.body)
         else:

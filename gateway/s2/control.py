@@ -48,7 +48,7 @@ def _provision_response(description: dict[str, Any], result: s2.Result, *, ensur
     return json_response(description, 200 if ensures and result != "created" else 201, result)
 
 
-class Basins:
+class BasinApi:
     def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
@@ -128,7 +128,7 @@ class Basins:
         return Response(202)
 
 
-class Streams:
+class StreamApi:
     def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 

@@ -20,16 +20,16 @@ from gateway.requests.s2_errors import S2Error, to_s2_error
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.append_session import AppendSession
 from gateway.s2.append_window import AppendWindow
-from gateway.s2.control import Basins, Streams
+from gateway.s2.control import BasinApi, StreamApi
 from gateway.s2.housekeeping import Housekeeping
 from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
 from gateway.s2.permits import OPERATIONS, Admit, Authenticator, KeyPermit, Permit
-from gateway.s2.records import ReadQuery, Records, check_commands, first_page, stream_config
+from gateway.s2.records import ReadQuery, StreamRecordApi, check_commands, first_page, stream_config
 from gateway.s2.sessions import AuthorizedSession, Draining, FrameEncoder, ReadSession, S2EventEncoder
 from gateway.s2.shard_calls import ShardCalls
-from gateway.s2.tokens import Tokens
-from gateway.s2.usage import Usage
+from gateway.s2.tokens import TokenApi
+from gateway.s2.usage import UsageApi
 from gateway.s2.usage_counters import ACCOUNT
 from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
@@ -61,12 +61,12 @@ class S2:
         self._in_flight = in_flight or InFlight()
         self._calls = ShardCalls(dispatch)
         self._authenticator = Authenticator(self._calls, admit)
-        self._tokens = Tokens(self._calls)
-        self._usage = Usage(self._calls)
+        self._tokens = TokenApi(self._calls)
+        self._usage = UsageApi(self._calls)
         self._locations = Locations()
-        self._basins = Basins(self._calls)
-        self._streams = Streams(self._calls)
-        self._records = Records(self._calls)
+        self._basins = BasinApi(self._calls)
+        self._streams = StreamApi(self._calls)
+        self._records = StreamRecordApi(self._calls)
         self._draining = Draining(draining, drain_s)
 
     def __repr__(self) -> str:

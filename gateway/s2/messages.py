@@ -28,7 +28,14 @@ from streams.protocol.messages.s2 import (
 )
 from streams.protocol.model import sequenced
 from streams.protocol.model.names import quote
-from streams.protocol.model.sequenced import BadProtobuf, Header, Record, read_varint, varint, wrong_wire_type
+from streams.protocol.model.sequenced import (
+    BadProtobuf,
+    BinaryRecord,
+    Header,
+    read_varint,
+    varint,
+    wrong_wire_type,
+)
 
 _TRIM_BYTES = 8
 _HEADERS_MAX = 2**24
@@ -338,7 +345,7 @@ def ack_as_json(ack: AppendStreamReply) -> bytes:
     return orjson.dumps({"start": position(ack.start_seq_num, ack.start_ts), "end": end, "tail": end})
 
 
-def batch_as_json(records: list[Record], tail: tuple[int, int] | None, *, is_base64: bool) -> bytes:
+def batch_as_json(records: list[BinaryRecord], tail: tuple[int, int] | None, *, is_base64: bool) -> bytes:
     json_records: list[dict[str, Any]] = []
     to_text = _as_base64 if is_base64 else _as_text
     for record in records:

@@ -167,7 +167,7 @@ def stream_config(headers: Mapping[str, str]) -> Spec | None:
         raise
 
 
-class Records:
+class StreamRecordApi:
     def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 

@@ -56,7 +56,7 @@ _Operation = Literal[
 ]
 
 
-class _Names(msgspec.Struct, frozen=True):
+class _NameRule(msgspec.Struct, frozen=True):
     exact: str | UnsetType = UNSET
     prefix: str | UnsetType = UNSET
 
@@ -98,9 +98,9 @@ class _Groups(msgspec.Struct, frozen=True):
 
 
 class _Scope(msgspec.Struct, frozen=True):
-    basins: _Names | None = None
-    streams: _Names | None = None
-    access_tokens: _Names | None = None
+    basins: _NameRule | None = None
+    streams: _NameRule | None = None
+    access_tokens: _NameRule | None = None
     op_groups: _Groups | None = None
     ops: list[_Operation] | None = None
 
@@ -209,7 +209,7 @@ def _describe_group(group: dict[str, bool | None] | None) -> dict[str, bool]:
     return {"read": bool(flags.get("read")), "write": bool(flags.get("write"))}
 
 
-class Tokens:
+class TokenApi:
     def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 

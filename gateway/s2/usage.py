@@ -83,7 +83,7 @@ class _MetricsQuery:
             raise S2Error("invalid", f"interval: must be {only} for this set")
 
 
-class Usage:
+class UsageApi:
     def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 

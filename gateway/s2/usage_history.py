@@ -61,18 +61,18 @@ class _DiffRequest(msgspec.Struct, omit_defaults=True):
     max_bytes: int = 0
 
 
-class _StoredRecord(msgspec.Struct):
+class _HistoryRecord(msgspec.Struct):
     ts: int = msgspec.field(name="$ts")
     data: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Page(msgspec.Struct):
-    records: list[_StoredRecord]
+class _HistoryPage(msgspec.Struct):
+    records: list[_HistoryRecord]
     next_from_seq: int
     caught_up: bool
 
 
-_decode_page = msgspec.json.Decoder(_Page).decode
+_decode_page = msgspec.json.Decoder(_HistoryPage).decode
 _decode_entry = msgspec.json.Decoder(UsageEntry).decode
 
 
@@ -152,12 +152,12 @@ class UsageHistory:
             if minute.number not in saved_numbers and basin in minute.rows:
                 sums.add(minute.at_s, minute.rows[basin])
 
-    async def _page(self, request: _DiffRequest) -> _Page:
+    async def _page(self, request: _DiffRequest) -> _HistoryPage:
         try:
             body = msgspec.json.encode(request)
             message = await self._dispatch.to_owner(wire.OP_DIFF, wire.RequestHead(BOX), body)
         except BoxNotFound:
-            return _Page([], 0, caught_up=True)
+            return _HistoryPage([], 0, caught_up=True)
         return _decode_page(message.body)
 
 

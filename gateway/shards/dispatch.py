@@ -42,8 +42,8 @@ from streams.protocol.model.names import quote
 from streams.protocol.telemetry.pressure import Thresholds
 
 _encode_head = wire.head_encoder.encode
-_decode_boxes = msgspec.json.Decoder(commands.BoxPage).decode
-_decode_groups = msgspec.json.Decoder(queues.GroupPage).decode
+_decode_boxes = msgspec.json.Decoder(commands.ListBoxesResult).decode
+_decode_groups = msgspec.json.Decoder(queues.ListGroupsResult).decode
 
 #: How long a readiness probe waits for a shard: orchestrators give up after a second or two.
 _DESCRIBE_S = 1.0

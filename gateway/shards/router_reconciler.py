@@ -13,7 +13,7 @@ has changed.
     put      register ─► attach destination ─► attach source ─► mark
     delete   detach source ─► drop ─► detach destination
 
-On the wire an endpoint is a "tie": the tags of these messages, and `Router.is_tied`.
+On the wire an endpoint is a "tie": the tags of these messages, and `RegisteredRouter.is_tied`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import Refused, StreamsError, Throttled
 from streams.protocol.messages import forwards, routers
-from streams.protocol.messages.routers import Route, Router
+from streams.protocol.messages.routers import RegisteredRouter, Route
 
 log = structlog.get_logger()
 
@@ -98,17 +98,17 @@ class RouterReconciler:
                 raise
         return put
 
-    async def get(self, name: str) -> Router | None:
+    async def get(self, name: str) -> RegisteredRouter | None:
         return (await self._ask_registry(routers.GetRouter(name), routers.GetRouterResult)).router
 
-    async def state(self, router: Router) -> forwards.OutboxState:
+    async def state(self, router: RegisteredRouter) -> forwards.OutboxState:
         request = forwards.GetOutbox(router.route.source, router.origin)
         return await self._ask_owner(router.route.source, request, forwards.OutboxState)
 
-    async def page(self, request: routers.ListRouters) -> routers.RouterPage:
-        return await self._ask_registry(request, routers.RouterPage)
+    async def page(self, request: routers.ListRouters) -> routers.ListRoutersResult:
+        return await self._ask_registry(request, routers.ListRoutersResult)
 
-    async def drop(self, router: Router) -> None:
+    async def drop(self, router: RegisteredRouter) -> None:
         """Delete a router. After this returns, it copies nothing more."""
         await self._detach_endpoint(router.route.source, router.origin)
         await self._ask_registry(routers.DropRouter(router.name, router.number), routers.GetRouterResult)
@@ -126,7 +126,7 @@ class RouterReconciler:
 
     # -- steps
 
-    async def _attach(self, router: Router, account: str = "") -> None:
+    async def _attach(self, router: RegisteredRouter, account: str = "") -> None:
         """Create the boxes of a router and attach its endpoints. A refusal leaves no new box behind."""
         new_boxes: list[str] = []
         try:
@@ -147,7 +147,7 @@ class RouterReconciler:
             if msgspec.json.decode(answer.body, type=_BoxPut).created:
                 new_boxes.append(box)
 
-    async def _attach_endpoints(self, router: Router) -> None:
+    async def _attach_endpoints(self, router: RegisteredRouter) -> None:
         route, origin = router.route, router.origin
         message = await self._call_box(wire.OP_GET_STATE, route.source, "touch=false")
         source = msgspec.json.decode(message.body, type=_BoxState)
@@ -169,7 +169,7 @@ class RouterReconciler:
         if (await self._ask_registry(mark, routers.GetRouterResult)).router is None:
             await self._detach(router)  # another request dropped it meanwhile
 
-    async def _detach(self, router: Router) -> None:
+    async def _detach(self, router: RegisteredRouter) -> None:
         await self._detach_endpoint(router.route.source, router.origin)
         await self._detach_endpoint(router.route.dest, router.origin)
 
@@ -192,7 +192,7 @@ class RouterReconciler:
         if await self._is_unchanged():
             return
         self._versions = []
-        entries = await self._ask_registry(_ALL_ROUTERS, routers.RouterPage)
+        entries = await self._ask_registry(_ALL_ROUTERS, routers.ListRoutersResult)
         endpoints = [
             await self._ask(shard, forwards.ListEndpoints(), forwards.EndpointList)
             for shard in range(len(self._dispatch.links))
@@ -209,7 +209,7 @@ class RouterReconciler:
                 log.info("router dropped: its source or destination box was deleted", router=router.name)
                 await self.drop(router)
         # Listed after the endpoints: an endpoint without an entry by now belongs to a dropped router.
-        later = await self._ask_registry(_ALL_ROUTERS, routers.RouterPage)
+        later = await self._ask_registry(_ALL_ROUTERS, routers.ListRoutersResult)
         origins = {router.origin for router in later.routers}
         for box, origin in sorted(sources | dests):
             if routers.router_of(origin) is not None and origin not in origins:
@@ -222,14 +222,16 @@ class RouterReconciler:
         if not self._versions:
             return False
         registry, *shards = self._versions
-        entries = await self._ask_registry(routers.ListRouters(limit=0, version=registry), routers.RouterPage)
+        entries = await self._ask_registry(
+            routers.ListRouters(limit=0, version=registry), routers.ListRoutersResult
+        )
         endpoints = [
             await self._ask(shard, forwards.ListEndpoints(version), forwards.EndpointList)
             for shard, version in enumerate(shards)
         ]
         return entries.is_same and all(each.is_same for each in endpoints)
 
-    async def _try_attach(self, router: Router) -> bool:
+    async def _try_attach(self, router: RegisteredRouter) -> bool:
         """Return True if the router is attached now. Otherwise each pass tries again: its box may be created,
         or get room."""
         try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from pyroaring import BitMap64
 
-from streams.protocol.messages.routers import Route, Router
+from streams.protocol.messages.routers import RegisteredRouter, Route
 from streams.protocol.messages.s2 import AccessToken, Basin, Stream
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import Batch
@@ -190,7 +190,7 @@ class BatchKept(msgspec.Struct, frozen=True, gc=False):
 class RouterRegistered(msgspec.Struct, frozen=True):
     """The router of this name is this one now, whatever was known under it before."""
 
-    router: Router
+    router: RegisteredRouter
 
 
 class RouterDropped(msgspec.Struct, frozen=True):
@@ -576,7 +576,7 @@ class ShardState(msgspec.Struct, kw_only=True):
     last_generation: int
     not_recreated: list[str]
     boxes: list[BoxFacts]
-    routers: list[Router] = []
+    routers: list[RegisteredRouter] = []
     last_router_number: int = 0
     #: The lsns of the frames whose rows are held for transactions. They may be older than `needs_lsn`.
     held: list[int] = []

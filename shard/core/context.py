@@ -25,7 +25,7 @@ from shard.core.boxes.box import RESERVE_SEQS, Box, placeholder
 from shard.core.boxes.key_expiry import KeyExpiry
 from shard.core.boxes.unsealed import UnsealedBoxes
 from shard.core.changes import Change
-from shard.core.durability import Answer, Durability, Stage
+from shard.core.durability import Durability, ReplyKind, Stage
 from shard.core.kernel import DoesNotApply, Kernel
 from shard.core.limits.quota import Quota
 from shard.core.outcome import LogEntries, Outcome, reply_after
@@ -181,7 +181,7 @@ class Context(Kernel):
 
     def answer(self, box: Box, reply: Reply | StreamsError, entries: LogEntries, lsn: int) -> Outcome:
         """A reply that rests on records of this box, up to the change `lsn`."""
-        return reply_after(self.durability.wait_for(Answer.RECORDS, box, lsn), entries, reply)
+        return reply_after(self.durability.wait_for(ReplyKind.RECORDS, box, lsn), entries, reply)
 
     def when_registered(self, reply: Reply | StreamsError, lsn: int, entries: LogEntries) -> Outcome:
         """A reply about a register (of routers, basins, access tokens), whose last change is `lsn`."""

@@ -68,7 +68,7 @@ def _by_class(*stages: Stage) -> Mapping[str, Stage]:
     return dict(zip(("memory", "disk", "fsync", "object"), stages, strict=True))
 
 
-class Answer(Enum):
+class ReplyKind(Enum):
     """Kinds of replies about a box, and the stage that each waits for: the first table above."""
 
     RECORDS = ("records", _AT_ONCE, _LOGGED, _DURABLE, _STORED)
@@ -99,7 +99,7 @@ class Wait(NamedTuple):
 NOTHING = Wait(0)
 
 
-class Store(Protocol):
+class ObjectStoreState(Protocol):
     """The state of the object store that this module reads."""
 
     @property
@@ -131,7 +131,7 @@ class Durability:
     def __init__(self, *, on_shown: Callable[[Box], bool]) -> None:
         """`on_shown` is called with a box whose readers see more. It returns True if the relay has work."""
         self._on_shown = on_shown
-        self._store: Store | None = None
+        self._store: ObjectStoreState | None = None
         self.logged_lsn = 0
         self.durable_lsn = 0
         #: The last deletion of a box.
@@ -145,12 +145,12 @@ class Durability:
     def __repr__(self) -> str:
         return f"<Durability {self.durable_lsn}/{self.logged_lsn}>"
 
-    def use_store(self, store: Store) -> None:
+    def use_store(self, store: ObjectStoreState) -> None:
         self._store = store
 
     # -- replies
 
-    def wait_for(self, answer: Answer, box: Box, lsn: int) -> Wait:
+    def wait_for(self, answer: ReplyKind, box: Box, lsn: int) -> Wait:
         """Return the wait of a reply about a box that depends on the change at `lsn`."""
         stage = answer.by_class[box.config.durability]
         if stage is _LOGGED:
@@ -173,7 +173,7 @@ class Durability:
 
     def wait_for_config(self, lsn: int, *classes: str) -> Wait:
         """Return the wait of a reply that describes a box. `classes`: its durability before and after."""
-        stages = {Answer.BOX.by_class[each] for each in classes}
+        stages = {ReplyKind.BOX.by_class[each] for each in classes}
         return self.wait_until(_STORED if _STORED in stages else _DURABLE, lsn)
 
     def wait_for_commit(self, lsn: int, boxes: Iterable[Box]) -> Wait:
@@ -209,7 +209,7 @@ class Durability:
         """Return the wait of a reply that lists these boxes only, each with the lsn it depends on."""
         lsn = self.wait_for_absence().lsn
         for box, rests_on in boxes:
-            lsn = max(lsn, self.wait_for(Answer.LIST, box, rests_on).lsn)
+            lsn = max(lsn, self.wait_for(ReplyKind.LIST, box, rests_on).lsn)
         return Wait(lsn, True) if lsn else NOTHING
 
     # -- records

@@ -19,7 +19,7 @@ from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.access.key_limits import Use
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.commands import SessionCommand, SessionReply
-from streams.protocol.messages.routers import Router
+from streams.protocol.messages.routers import RegisteredRouter
 
 
 class BoxChanges(Protocol):
@@ -53,7 +53,7 @@ class RouterEnds(Protocol):
 
 class RouterRegistry(Protocol):
     @property
-    def routers(self) -> Mapping[str, Router]: ...
+    def routers(self) -> Mapping[str, RegisteredRouter]: ...
 
 
 class HeldRows(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shard.core.boxes.sealed import NeedsAnotherStep, NotLoaded, TagsNotLoaded
 from shard.core.changes import Change
@@ -48,3 +48,8 @@ def reply_after(
     """A reply that goes when `durability.py` says that it may."""
     lsn, until_durable, until_uploaded = wait
     return Outcome(entries, reply, lsn, until_durable, wakes, 0, (), until_uploaded)
+
+
+class OutcomeLogger(Protocol):
+    def __call__(self, outcome: Outcome) -> None:
+        """Stage changes of the machine and hand them to the log."""

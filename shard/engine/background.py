@@ -16,11 +16,12 @@ failure: the tasks wait for space.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import trio
 
 from shard.core.machine import Machine, Outcome
+from shard.core.outcome import OutcomeLogger
 from shard.engine.cache import PayloadCache
 from shard.engine.committer import Committer
 from shard.engine.object_uploader import ObjectUploader, UploadTarget
@@ -48,20 +49,15 @@ class ShardFiles(NamedTuple):
     upload_target: UploadTarget | None
 
 
-class Logger(Protocol):
-    def __call__(self, outcome: Outcome) -> None:
-        """Stage changes of the machine and hand them to the log."""
-
-
 class Ports(NamedTuple):
     """The callbacks and facts of the engine that the tasks use."""
 
     now_ms: Callable[[], int]
     #: True when an lsn is durable, False if the log failed first.
     wait_durable: Callable[[int], Awaitable[bool]]
-    log_outcome: Logger
+    log_outcome: OutcomeLogger
     #: Logs moves that an export has delayed, and wakes the readers of their boxes.
-    log_moves: Logger
+    log_moves: OutcomeLogger
     on_uploaded: Callable[[Outcome], None]
     on_rendered: Callable[[Iterable[int]], None]
     on_failed: Callable[[BaseException], None]

@@ -23,7 +23,7 @@ from shard.engine.replies import DeferredAnswers, Ticket
 from shard.engine.ticker import Ticker
 from shard.engine.waiting_claims import ClaimDelivery
 from shard.engine.waiting_reads import ReadDelivery
-from streams.protocol.messages.commands import Command, Diff
+from streams.protocol.messages.commands import Command, ReadBox
 from streams.protocol.messages.forwards import Collect
 from streams.protocol.messages.queues import AwaitMoves, Claim
 
@@ -63,7 +63,7 @@ class Delivery:
             window_ms = outcome.not_before_ms - now_ms if outcome.not_before_ms else 0
             self.claims.park(command, ticket, window_ms)
         else:
-            assert isinstance(command, (Diff, Collect, AwaitMoves))
+            assert isinstance(command, (ReadBox, Collect, AwaitMoves))
             self.reads.park(command, ticket)
 
     def wake(self, boxes: Iterable[str]) -> None:

@@ -134,7 +134,7 @@ LOGGED_COMMANDS = frozenset(
 #: Commands that are never logged, and `ReleaseHolder`: a lost connection must release its jobs.
 UNLOGGED_COMMANDS = frozenset(
     (
-        commands.Diff,
+        commands.ReadBox,
         commands.Follow,
         commands.Scan,
         commands.ReadStream,

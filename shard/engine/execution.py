@@ -13,7 +13,7 @@ from shard.engine.cache import PayloadCache
 from shard.engine.fetcher import READ_BYTES, FetchedPayloads, Fetcher, OnFetched
 from shard.engine.replies import ParkedReplies
 from shard.engine.staging import Staging
-from streams.protocol.messages.commands import Command, Diff
+from streams.protocol.messages.commands import Command, ReadBox
 
 
 class Execution:
@@ -47,5 +47,5 @@ class Execution:
 
     def fetch(self, missing: Missing, command: Command | None, on_fetched: OnFetched) -> None:
         """Fetch data that is not in memory; `on_fetched` is called in this thread."""
-        page_bytes = command.max_bytes if isinstance(command, Diff) else 0
+        page_bytes = command.max_bytes if isinstance(command, ReadBox) else 0
         self._fetcher.fetch(missing, max(READ_BYTES, page_bytes), on_fetched)

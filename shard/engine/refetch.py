@@ -27,11 +27,11 @@ from shard.engine.fetcher import READ_BYTES, FetchedPayloads, OnFetched, is_in_c
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.bulk import Locate, States
-from streams.protocol.messages.commands import Command, Diff, GetRecord, GetState, GetTail, ListBoxes
+from streams.protocol.messages.commands import Command, GetRecord, GetState, GetTail, ListBoxes, ReadBox
 from streams.protocol.messages.forwards import Collect
 
 #: Commands that change nothing, and so wait for no other command.
-READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
+READS = (ReadBox, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
 
 #: Bytes that reads may have in flight at the fetcher, from this disk and from the cold store each. They stay
 #: in memory until the reads are answered. Further reads are queued.
@@ -82,7 +82,7 @@ class Refetch:
             on_fetched: OnFetched = partial(self._retry_after_render, command, ticket, payloads)
         elif isinstance(command, READS):
             is_cold = is_in_cold_store(missing)
-            size = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
+            size = max(READ_BYTES, command.max_bytes if isinstance(command, ReadBox) else 0)
             if self._fetching_bytes[is_cold] >= _FETCH_BYTES_MAX:
                 self._queued_reads[is_cold].append((command, ticket))
                 return

@@ -43,6 +43,7 @@ from shard.core.boxes.upkeep import (
     plan_seal,
 )
 from shard.core.machine import LogEntries, Machine, Outcome
+from shard.core.outcome import OutcomeLogger
 from shard.engine.cache import PayloadCache
 from shard.engine.compaction import copy_input, find_superseded
 from shard.storage.faults import Faults
@@ -74,11 +75,6 @@ _SWEEP_BOXES, _SWEEP_REST_S = 256, 0.001
 _BATCHES_KEPT_MAX = 256
 
 
-class Logger(Protocol):
-    def __call__(self, outcome: Outcome) -> None:
-        """Stage changes of the machine and hand them to the log."""
-
-
 class InThread(Protocol):
     def __call__(self, work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
         """Run work that waits for a disk or a network, and return its result."""
@@ -98,7 +94,7 @@ class Upkeep:
         hot: HotPolicy,
         *,
         now_ms: Callable[[], int],
-        log_outcome: Logger,
+        log_outcome: OutcomeLogger,
         wait_durable: Callable[[int], Awaitable[bool]],
         pinned_lsn: Callable[[], int],
         unsealed_bytes_max: int,

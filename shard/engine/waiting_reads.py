@@ -9,7 +9,7 @@ paced: they are served later, in the order of priorities (v0 §9).
 A strong read is answered only with durable records: it is handled again when the current records of its box
 are durable, even if the box shows no new record.
 
-Waiting reads are `Diff` commands (`Follow`, `Scan` and `ReadStream` are kinds of it), the router relay's
+Waiting reads are `ReadBox` commands (`Follow`, `Scan` and `ReadStream` are kinds of it), the router relay's
 `Collect`, which waits under the name `RELAY` instead of a box, and `AwaitMoves` of a requeue.
 
 Bounds: one entry for each waiting read; gateways and peers bound those. Entries of answered reads are dropped
@@ -35,7 +35,7 @@ from shard.engine.execution import Execution
 from shard.engine.fetcher import FetchedPayloads
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages.commands import Diff, Follow
+from streams.protocol.messages.commands import Follow, ReadBox
 from streams.protocol.messages.forwards import Collect
 from streams.protocol.messages.queues import AwaitMoves
 
@@ -49,7 +49,7 @@ AnyTicket = TypeVar("AnyTicket")
 
 
 class WaitingRead(msgspec.Struct, Generic[AnyTicket], eq=False):
-    command: Diff | Collect | AwaitMoves
+    command: ReadBox | Collect | AwaitMoves
     ticket: AnyTicket
     #: On trio's clock.
     deadline_s: float
@@ -136,7 +136,7 @@ class WaitingReads(Generic[AnyTicket]):
 
 
 _Read = WaitingRead[Ticket]
-_PollCommand = Diff | Collect | AwaitMoves
+_PollCommand = ReadBox | Collect | AwaitMoves
 
 
 class ReadDelivery:

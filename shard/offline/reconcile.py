@@ -35,7 +35,7 @@ from shard.core.routers.router_outbox import RouterOutbox, runs_to_copy
 from shard.offline.box_cuts import Cut, is_gap
 from shard.offline.payload_loading import load_missing
 from shard.storage.segments.store import SegmentStore
-from streams.protocol.messages.routers import Router, router_of
+from streams.protocol.messages.routers import RegisteredRouter, router_of
 from streams.protocol.messages.s2 import Basin, BasinConfig
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Corrections(NamedTuple):
 class _RouterPair(NamedTuple):
     """A router with both of its ends."""
 
-    router: Router
+    router: RegisteredRouter
     source: Box
     outbox: RouterOutbox
     dest: Box
@@ -174,7 +174,7 @@ class Reconciler:
                 if basin.created_ms > self._until_ms and basin.number not in numbers:
                     self._apply(0, changes.BasinDropped(basin.name))
 
-    def _routers(self) -> list[Router]:
+    def _routers(self) -> list[RegisteredRouter]:
         return list(self._machines[0].routers.routers.values())
 
     def _detach_unregistered(self) -> None:
@@ -191,7 +191,7 @@ class Reconciler:
 
     # -- routers
 
-    def _pair_ends(self, router: Router) -> list[_RouterPair]:
+    def _pair_ends(self, router: RegisteredRouter) -> list[_RouterPair]:
         """Return both ends of a router, and create a missing end from the other.
 
         Returns an empty list if there is nothing to compare. A router that has lost a box is dropped when the

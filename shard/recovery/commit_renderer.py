@@ -13,12 +13,12 @@ rows that are not rendered cannot be sealed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
 import trio
 
 from shard.core.changes import TxnHeld
-from shard.core.machine import Machine, Outcome
+from shard.core.machine import Machine
+from shard.core.outcome import OutcomeLogger
 from shard.core.transactions.commits import Commit, Step, render_step
 from shard.storage.frames import decode
 from shard.storage.wal import Wal
@@ -35,18 +35,13 @@ _SLICE_BATCHES = 32
 _PRESSURE_WAIT_S_MAX, _POLL_S = 0.5, 0.01
 
 
-class Logger(Protocol):
-    def __call__(self, outcome: Outcome) -> None:
-        """Stage changes of the machine and hand them to the log."""
-
-
 class CommitRenderer:
     def __init__(
         self,
         machine: Machine,
         read_chunk: Callable[[int], TxnHeld],
         *,
-        log_outcome: Logger,
+        log_outcome: OutcomeLogger,
         wait_durable: Callable[[int], Awaitable[bool]],
         is_blocked: Callable[[], bool],
         is_pressed: Callable[[], bool],

@@ -33,7 +33,7 @@ from shard.server.tickets import (
     ColumnsReply,
     ColumnsTicket,
     InvalidRequestTicket,
-    Ticket,
+    MessageTicket,
     WaitingTicket,
 )
 from streams.protocol import wire
@@ -47,7 +47,7 @@ from streams.protocol.telemetry.pressure import THROTTLING
 from streams.protocol.telemetry.reports import ShardReport
 
 if TYPE_CHECKING:
-    from shard.server.server import Server
+    from shard.server.server import ShardServer
 
 log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class Connection:
     )
 
     def __init__(
-        self, server: Server, sock: socket.socket, limits: RecordLimits, peer: Peer | None = None
+        self, server: ShardServer, sock: socket.socket, limits: RecordLimits, peer: Peer | None = None
     ) -> None:
         self._server = server
         self._peer = peer
@@ -181,7 +181,7 @@ class Connection:
         server = self._server
         is_append = message.op == wire.OP_APPEND and self._peer is None
         if is_append and server.accepts_writes and server.engine is not None:
-            ticket = Ticket(self, message.op, message.id)
+            ticket = MessageTicket(self, message.op, message.id)
             command = self._command_of(message, server.engine, ticket)
             if command is not None:
                 server.engine.submit(command, ticket)
@@ -202,7 +202,7 @@ class Connection:
             server.on_sent()
             return
         is_waiting = message.op in wire.WAITING_OPS
-        ticket = (WaitingTicket if is_waiting else Ticket)(self, message.op, message.id)
+        ticket = (WaitingTicket if is_waiting else MessageTicket)(self, message.op, message.id)
         if peer is not None and not self._admit(peer, message, ticket):
             return
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
@@ -256,7 +256,9 @@ class Connection:
         if (is_waiting or message.op == wire.OP_WORK) and server.engine.delivery.waits(ticket):
             ticket.began_ns = 0
 
-    def _refuse(self, error: StreamsError, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
+    def _refuse(
+        self, error: StreamsError, message: wire.Message, engine: Engine, ticket: MessageTicket
+    ) -> None:
         """Refuse an invalid request. If its box does not exist or is no queue, that error comes first."""
         check = None
         if self._peer is None and isinstance(error, InvalidRequest):
@@ -266,7 +268,7 @@ class Connection:
         else:
             engine.submit(check, InvalidRequestTicket(ticket, error))
 
-    def _command_of(self, message: wire.Message, engine: Engine, ticket: Ticket) -> Command | None:
+    def _command_of(self, message: wire.Message, engine: Engine, ticket: MessageTicket) -> Command | None:
         """Return the command of a message, or None if it was refused."""
         try:
             if self._peer is not None:
@@ -279,7 +281,7 @@ class Connection:
             self._refuse(error, message, engine, ticket)
             return None
 
-    def _admit(self, peer: Peer, message: wire.Message, ticket: Ticket) -> bool:
+    def _admit(self, peer: Peer, message: wire.Message, ticket: MessageTicket) -> bool:
         """Return True if the message may be handled. Otherwise it is answered here: a hello, or an operation
         that the key does not allow."""
         try:
@@ -295,7 +297,7 @@ class Connection:
         self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, msgspec.json.encode(report))
         self._server.flush()
 
-    def _put_columns(self, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
+    def _put_columns(self, message: wire.Message, engine: Engine, ticket: MessageTicket) -> None:
         """Submit packed columns: one write for each box, and one reply for all."""
         account = "" if self._peer is None else self._peer.account
         try:
@@ -324,7 +326,9 @@ class Connection:
         normal one if it was sent already."""
         message = self._deferred_pages.remove(id)
         if message is not None:
-            Ticket(self, message.op, id).answer(ShuttingDown("the client cancelled this request"), 0.0, 0.0)
+            MessageTicket(self, message.op, id).answer(
+                ShuttingDown("the client cancelled this request"), 0.0, 0.0
+            )
             return
         ticket, engine = self.waiting.get(id), self._server.engine
         if ticket is not None and engine is not None and engine.delivery.forget(ticket):
@@ -371,7 +375,7 @@ class Connection:
         if (
             not self._deferred_pages.fits(message) and message.op != wire.OP_WORK_END
         ):  # which must not be lost
-            Ticket(self, message.op, message.id).answer(Throttled(_TOO_MANY_DEFERRED), 0.0, 0.0)
+            MessageTicket(self, message.op, message.id).answer(Throttled(_TOO_MANY_DEFERRED), 0.0, 0.0)
             return
         self._deferred_pages.put(message)
         self._server.deferring_connections[self] = None

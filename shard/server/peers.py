@@ -64,7 +64,9 @@ class BoxMoved(Busy):
     code = "moved"
 
 
-class _SlotMap(msgspec.Struct):
+class SlotMap(msgspec.Struct):
+    """The part of the placement that a shard needs."""
+
     slots: list[tuple[int, int, int]]
 
 
@@ -95,7 +97,7 @@ class Peers:
         self.message_bytes_max = min(body_bytes_max + _HEAD_BYTES_MAX, wire.MESSAGE_BYTES_MAX)
         self._keys_file = keys_file
         self._ring = KeyRing.from_json(Path(keys_file).read_bytes())
-        ranges = msgspec.json.decode(placement, type=_SlotMap).slots
+        ranges = msgspec.json.decode(placement, type=SlotMap).slots
         own = [range(start, end) for start, end, owner in ranges if owner == shard]
         self._own = frozenset(itertools.chain.from_iterable(own))
         #: A key's requests spread over the shards, as its boxes do.

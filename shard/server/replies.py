@@ -19,7 +19,7 @@ from streams.protocol import wire
 from streams.unsent import UnsentBuffers
 
 if TYPE_CHECKING:
-    from shard.server.server import Server
+    from shard.server.server import ShardServer
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ class Replies:
         "is_open",
     )
 
-    def __init__(self, server: Server, sock: socket.socket, pool: AnswerPool, transport: str) -> None:
+    def __init__(self, server: ShardServer, sock: socket.socket, pool: AnswerPool, transport: str) -> None:
         self._server = server
         self._pool = pool
         self._transport = transport

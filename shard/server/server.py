@@ -28,7 +28,7 @@ from shard.server.peers import Peer, Peers
 from shard.server.pressure import ShardPressure
 from shard.server.recent_times import RecentTimes
 from shard.server.replies import Replies
-from shard.server.tickets import Ticket
+from shard.server.tickets import MessageTicket
 from streams.protocol.access.keys import Key
 from streams.protocol.payloads.appends import RecordLimits
 from streams.protocol.telemetry.pressure import THROTTLING, Thresholds
@@ -40,7 +40,7 @@ _EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
-class Server:
+class ShardServer:
     """Serves one listening Unix socket, and TCP sockets if there are `peers`. Until it has an engine it
     answers `NotReady`."""
 
@@ -79,7 +79,9 @@ class Server:
         self.pressure = ShardPressure(thresholds or Thresholds(), self.recent_acks)
 
     def __repr__(self) -> str:
-        return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
+        return (
+            f"<ShardServer {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
+        )
 
     def load(self) -> dict[str, object]:
         """Return the load by which a CLI command that reads our files paces itself
@@ -197,7 +199,7 @@ class Server:
 
 def _has_room(ticket: engine_replies.Ticket) -> bool:
     """True if a page may be produced for this ticket now."""
-    return not isinstance(ticket, Ticket) or ticket.connection.has_room
+    return not isinstance(ticket, MessageTicket) or ticket.connection.has_room
 
 
 def _is_same_user(sock: socket.socket) -> bool:

@@ -13,7 +13,7 @@ from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, NotAQueue, StreamsError
 from streams.protocol.messages import requests
 from streams.protocol.messages.bulk import BoxResult, PutColumnsReply
-from streams.protocol.messages.commands import Append, AppendResult, Page, Records, Reply
+from streams.protocol.messages.commands import Append, AppendResult, DiffResult, FollowResult, Reply
 from streams.protocol.payloads.scans import ScanReply
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _encode_head = wire.head_encoder.encode
 _CLAIM_OPS = frozenset((wire.OP_CLAIM, wire.OP_WORK))
 
 
-class Ticket:
+class MessageTicket:
     """Receives the reply to one message."""
 
     __slots__ = ("began_ns", "connection", "id", "op")
@@ -39,7 +39,7 @@ class Ticket:
         if isinstance(reply, StreamsError):
             self.connection.replies.put(self.op, self.id, wire.FAILED, b"", requests.encode_failure(reply))
             return
-        if type(reply) is Page:
+        if type(reply) is FollowResult:
             head = _encode_head(requests.page_head(reply))
             self.connection.replies.put(self.op, self.id, 0, head, reply.records)
             self._note_read()
@@ -48,7 +48,7 @@ class Ticket:
             self.connection.replies.put_in_parts(self.op, self.id, _encode_head(reply.head), reply.parts)
             self._note_read()
             return
-        if type(reply) is Records:
+        if type(reply) is DiffResult:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
             self._note_read()
         else:
@@ -69,7 +69,7 @@ class InvalidRequestTicket:
 
     __slots__ = ("_error", "_ticket")
 
-    def __init__(self, ticket: Ticket, error: StreamsError) -> None:
+    def __init__(self, ticket: MessageTicket, error: StreamsError) -> None:
         self._ticket = ticket
         self._error = error
 
@@ -78,7 +78,7 @@ class InvalidRequestTicket:
         self._ticket.answer(reply if is_first else self._error, 0.0, 0.0)
 
 
-class WaitingTicket(Ticket):
+class WaitingTicket(MessageTicket):
     """Receives a reply that may have to wait. The peer may cancel the request meanwhile."""
 
     __slots__ = ()
@@ -97,7 +97,7 @@ class ColumnsReply:
 
     __slots__ = ("_remaining", "_results", "_ticket")
 
-    def __init__(self, ticket: Ticket, writes: list[Append]) -> None:
+    def __init__(self, ticket: MessageTicket, writes: list[Append]) -> None:
         self._ticket = ticket
         self._results = [BoxResult(write.box) for write in writes]
         self._remaining = len(writes)

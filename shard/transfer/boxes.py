@@ -39,7 +39,7 @@ from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource
 from shard.storage.wal import FILE_BYTES, FrameParts, Wal
-from streams.protocol.messages.routers import Router
+from streams.protocol.messages.routers import RegisteredRouter
 from streams.protocol.messages.s2 import AccessToken, Basin
 from streams.protocol.model.records import Batch
 
@@ -206,7 +206,7 @@ class ShardBuilder:
         self._group_bytes = 0
         self._boxes: list[BoxFacts] = []
         self._not_recreated: dict[str, None] = {}
-        self._routers: list[Router] = []
+        self._routers: list[RegisteredRouter] = []
         self._last_router_number = 0
         self._marks: list[MarkFacts] = []
         self._basins: list[Basin] = []

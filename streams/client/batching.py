@@ -39,7 +39,7 @@ class Bounds:
             raise ValueError(f"linger_ms must not be negative, got {self.linger_ms}")
 
 
-class Batch(Generic[F]):
+class PendingBatch(Generic[F]):
     """Records that go together, and what became of them: runs of records, each with its first seq or the
     error of all its records. Waiters wait for `flag`."""
 
@@ -59,7 +59,9 @@ class Batch(Generic[F]):
         self.runs: list[tuple[int, int | StreamsError]] = []
 
     def __repr__(self) -> str:
-        return f"<Batch {self.key}: {self.count} records, {self.bytes} B, {len(self.runs)} runs settled>"
+        return (
+            f"<PendingBatch {self.key}: {self.count} records, {self.bytes} B, {len(self.runs)} runs settled>"
+        )
 
     @property
     def settled_count(self) -> int:
@@ -86,7 +88,7 @@ class Backlog(Generic[F]):
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self._batches: deque[Batch[F]] = deque()
+        self._batches: deque[PendingBatch[F]] = deque()
         self.held_records = 0
         self.held_bytes = 0
         #: A flush waits for all records: no batch lingers.
@@ -110,7 +112,7 @@ class Backlog(Generic[F]):
             self.held_records < self.bounds.held_records and self.held_bytes + size <= self.bounds.held_bytes
         )
 
-    def open_batch(self, size: int) -> Batch[F] | None:
+    def open_batch(self, size: int) -> PendingBatch[F] | None:
         """The batch that a record of this size joins; None when it needs a new one (`start`)."""
         if self._batches:
             last = self._batches[-1]
@@ -118,11 +120,11 @@ class Backlog(Generic[F]):
                 return last
         return None
 
-    def start(self, batch: Batch[F]) -> Batch[F]:
+    def start(self, batch: PendingBatch[F]) -> PendingBatch[F]:
         self._batches.append(batch)
         return batch
 
-    def add(self, batch: Batch[F], record: bytes) -> int:
+    def add(self, batch: PendingBatch[F], record: bytes) -> int:
         """Its place in the batch."""
         batch.records.append(record)
         batch.count += 1
@@ -140,10 +142,10 @@ class Backlog(Generic[F]):
             return 0.0
         return max(0.0, first.begun_s + self.bounds.linger_ms / 1000 - now_s)
 
-    def take(self) -> Batch[F]:
+    def take(self) -> PendingBatch[F]:
         return self._batches.popleft()
 
-    def release(self, batch: Batch[F]) -> None:
+    def release(self, batch: PendingBatch[F]) -> None:
         """The batch is settled, and its room free again."""
         assert batch.settled_count == batch.count, "room is held until all of a batch is settled"
         self.held_records -= batch.count
@@ -152,6 +154,6 @@ class Backlog(Generic[F]):
         if self.is_idle:
             self.is_hurried = False
 
-    def _is_full(self, batch: Batch[F]) -> bool:
+    def _is_full(self, batch: PendingBatch[F]) -> bool:
         bounds = self.bounds
         return batch.count >= bounds.batch_records or batch.bytes >= bounds.batch_bytes

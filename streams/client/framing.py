@@ -48,14 +48,14 @@ def writes_of(entries: list[Entry]) -> Iterator[tuple[list[Entry], bool, bool]]:
         yield entries[at : at + PARTS_PER_WRITE], at == 0, at + PARTS_PER_WRITE >= len(entries)
 
 
-class Part(NamedTuple):
+class SnapshotPart(NamedTuple):
     id: str
     part: int
     parts: int
     covers: int
 
 
-def part_of(record: Record) -> Part | None:
+def part_of(record: Record) -> SnapshotPart | None:
     """None for a record that is not part of a snapshot."""
     if record.tag != TAG:
         return None
@@ -63,7 +63,9 @@ def part_of(record: Record) -> Part | None:
     if not isinstance(fields, dict):
         return None
     try:
-        return Part(str(fields["id"]), int(fields["part"]), int(fields["parts"]), int(fields["covers"]))
+        return SnapshotPart(
+            str(fields["id"]), int(fields["part"]), int(fields["parts"]), int(fields["covers"])
+        )
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -80,7 +82,7 @@ class Assembler:
     def __repr__(self) -> str:
         return f"<Assembler {self._id or 'idle'}, {len(self._chunks)} parts>"
 
-    def add(self, part: Part, data: object) -> bytes | None:
+    def add(self, part: SnapshotPart, data: object) -> bytes | None:
         """The content, when this part completes it."""
         if part.part == 0:
             self._id, self._chunks = part.id, []

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import streams
 from streams.client import answers
 from streams.client.answers import Record, decode
-from streams.client.batching import Backlog, Batch, Bounds
+from streams.client.batching import Backlog, Bounds, PendingBatch
 from streams.client.errors import AnswerLost, NotAnAnswer, NotJson, Unreachable, WriteOverCap, error_of
 from streams.client.events import EventReader
 from streams.client.options import BoxSettings, ProducerBounds, Times, WriteFields, WriteOptions
@@ -174,13 +174,13 @@ def test_events_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
 # -- batches
 
 
-def filled(bounds: Bounds, sizes: list[int]) -> tuple[Backlog[None], list[Batch[None]]]:
+def filled(bounds: Bounds, sizes: list[int]) -> tuple[Backlog[None], list[PendingBatch[None]]]:
     backlog: Backlog[None] = Backlog(bounds)
-    batches: list[Batch[None]] = []
+    batches: list[PendingBatch[None]] = []
     for number, size in enumerate(sizes):
         batch = backlog.open_batch(size)
         if batch is None:
-            batch = backlog.start(Batch(str(len(batches)), None, float(number)))
+            batch = backlog.start(PendingBatch(str(len(batches)), None, float(number)))
             batches.append(batch)
         backlog.add(batch, bytes(size))
     return backlog, batches

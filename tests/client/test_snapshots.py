@@ -22,7 +22,7 @@ from tests.support.objectstore import Bucket, bucket, object_server
 __all__ = ["bucket", "object_server"]  # fixtures
 
 
-def parts(id: str, covers: int, content: bytes) -> list[tuple[framing.Part, Any]]:
+def parts(id: str, covers: int, content: bytes) -> list[tuple[framing.SnapshotPart, Any]]:
     found = []
     for entry in entries_of(id, covers, content):
         record = Record(1, 1, entry.data, entry.tag, None, entry.meta or {})

@@ -62,13 +62,13 @@ class World:
         self.source, self.dest = box_on(1, SHARDS, "source"), box_on(0, SHARDS, "dest")
         self.route = Route(source=self.source, dest=self.dest)
 
-    def register(self, name: str) -> routers.Router:
+    def register(self, name: str) -> routers.RegisteredRouter:
         put: routers.PutRouterResult = self.shards[0].ask(
             routers.PutRouter(name, self.route), routers.PutRouterResult
         )
         return put.router
 
-    def tie_dest(self, router: routers.Router) -> None:
+    def tie_dest(self, router: routers.RegisteredRouter) -> None:
         end = forwards.AttachEndpoint(box=self.dest, origin=router.origin, life=self.life(), position=0)
         self.shards[0].ask(end, forwards.AttachEndpointReply)
 

@@ -93,10 +93,10 @@ def test_readers_see_nothing_of_what_is_staged(durability: str, until_durable: b
     assert (state.head_seq, state.next_seq, state.count, state.last_write_ts) == (1, 2, 1, 1000)
     tail = driver.do(commands.GetTail("b"))
     assert tail.reply == commands.Tail("b", 1, 2, 1000) and told(tail) == (0, False)
-    read = driver.do(commands.Diff(box="b")).reply
-    assert isinstance(read, commands.Records) and read.next_from_seq == read.head_seq == 1
+    read = driver.do(commands.ReadBox(box="b")).reply
+    assert isinstance(read, commands.DiffResult) and read.next_from_seq == read.head_seq == 1
     page = driver.do(commands.ListBoxes()).reply
-    assert isinstance(page, commands.BoxPage) and page.boxes[0].count == 1
+    assert isinstance(page, commands.ListBoxesResult) and page.boxes[0].count == 1
     missing = driver.do(commands.GetRecord("b", 2))
     assert isinstance(missing.reply, NotFound)
     assert told(missing) == (driver.machine.lsn, until_durable)
@@ -121,12 +121,12 @@ def test_a_read_of_staged_losses_waits_for_them(durability: str, until_durable: 
     deletion = driver.do(commands.DeleteRecords("b", 2))
     waits = (driver.machine.lsn, until_durable)
     assert told(deletion) == waits
-    for command in (commands.Diff(box="b"), commands.GetState("b"), commands.GetTail("b")):
+    for command in (commands.ReadBox(box="b"), commands.GetState("b"), commands.GetTail("b")):
         assert told(driver.do(command)) == waits
     assert told(driver.do(commands.ListBoxes()))[0] == driver.machine.lsn
     assert told(driver.do(commands.DeleteRecords("b", 2))) == waits, "a repeat waits for the same"
     driver.sync()
-    assert told(driver.do(commands.Diff(box="b"))) == (0, False)
+    assert told(driver.do(commands.ReadBox(box="b"))) == (0, False)
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync"])

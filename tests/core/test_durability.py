@@ -13,19 +13,19 @@ import pytest
 from shard.core import durability
 from shard.core.boxes.box import Box
 from shard.core.changes import BatchAppended
-from shard.core.durability import NOTHING, Answer, Durability, Stage, Wait
+from shard.core.durability import NOTHING, Durability, ReplyKind, Stage, Wait
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import Columns, render
 
 CLASSES = ("memory", "disk", "fsync", "object")
 #: A memory box has no change in the log but its own creation, which is what `box` means.
 REPLIES = {
-    Answer.RECORDS: ("box", "logged", "durable", "stored"),
-    Answer.STRONG_READ: ("durable", "durable", "durable", "stored"),
-    Answer.COPY: ("box", "durable", "durable", "stored"),
-    Answer.MOVE: ("box", "durable", "durable", "stored"),
-    Answer.LIST: ("box", "logged", "durable", "durable"),
-    Answer.BOX: ("durable", "durable", "durable", "stored"),
+    ReplyKind.RECORDS: ("box", "logged", "durable", "stored"),
+    ReplyKind.STRONG_READ: ("durable", "durable", "durable", "stored"),
+    ReplyKind.COPY: ("box", "durable", "durable", "stored"),
+    ReplyKind.MOVE: ("box", "durable", "durable", "stored"),
+    ReplyKind.LIST: ("box", "logged", "durable", "durable"),
+    ReplyKind.BOX: ("durable", "durable", "durable", "stored"),
 }
 SHOWN = {
     "appended": ("at once", "logged", "durable", "stored"),
@@ -99,7 +99,7 @@ CELLS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @CELLS
-def test_a_reply_goes_at_its_stage(answer: Answer, name: str, cell: str, moment: str) -> None:
+def test_a_reply_goes_at_its_stage(answer: ReplyKind, name: str, cell: str, moment: str) -> None:
     stages, box = Stages(), box_of(name)
     if cell == "box":
         box.config_lsn, cell = LSN, "durable"
@@ -111,7 +111,9 @@ def test_a_reply_goes_at_its_stage(answer: Answer, name: str, cell: str, moment:
 
 
 @CELLS
-def test_a_reply_waits_behind_a_write_that_waits_for_the_disk(answer: Answer, name: str, cell: str) -> None:
+def test_a_reply_waits_behind_a_write_that_waits_for_the_disk(
+    answer: ReplyKind, name: str, cell: str
+) -> None:
     stages, box = Stages(), box_of(name)
     box.volatile.staged_durable_lsn = LSN
     stages.reach("logged")
@@ -230,13 +232,13 @@ def test_the_head_of_the_module_shows_the_tables() -> None:
             re.MULTILINE,
         )
     }
-    drawn = {**{answer.title: answer.by_class for answer in Answer}}
+    drawn = {**{answer.title: answer.by_class for answer in ReplyKind}}
     drawn |= {
         "appended records": durability.APPENDED_RECORDS,
         "committed records": durability.COMMITTED_RECORDS,
     }
     for title, row in drawn.items():
         stages = tuple(stage.name.lower().replace("_", " ") for stage in row.values())
-        if title == Answer.STRONG_READ.title:  # of a memory box it is refused before anything is asked here
+        if title == ReplyKind.STRONG_READ.title:  # a memory box refuses it before it asks for a stage
             stages = ("refused", *stages[1:])
         assert rows[title] == stages, title

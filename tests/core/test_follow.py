@@ -11,7 +11,7 @@ from shard.core.machine import Outcome
 from shard.core.watch.pages import durable_seq
 from streams.protocol.errors import BoxNotFound, InvalidRequest
 from streams.protocol.messages import commands, requests
-from streams.protocol.messages.commands import Follow, Page
+from streams.protocol.messages.commands import Follow, FollowResult
 from streams.protocol.payloads.appends import RecordLimits
 from streams.protocol.wire import OP_FOLLOW, FollowHead, head_encoder
 from tests.support.machines import Driver, seqs_of
@@ -29,7 +29,7 @@ def follow(driver: Driver, from_seq: int = 0, **options: Any) -> Outcome:
 
 
 def shown(outcome: Outcome) -> list[int]:
-    assert isinstance(outcome.reply, Page)
+    assert isinstance(outcome.reply, FollowResult)
     return seqs_of(outcome.reply)
 
 
@@ -45,7 +45,7 @@ def test_a_cursor_that_passes_over_hidden_records_is_told_so(driver: Driver) -> 
     """So that the feed moves on and does not look at them again each time."""
     driver.append(1, node="me")
     outcome = follow(driver, nodes=frozenset({"me"}))
-    assert isinstance(outcome.reply, Page)
+    assert isinstance(outcome.reply, FollowResult)
     assert (outcome.reply.records, outcome.reply.next_from_seq) == (b"", 1)
     assert follow(driver, 1, nodes=frozenset({"me"})).reply is None
 
@@ -65,7 +65,7 @@ def test_a_reader_of_another_life_is_told(driver: Driver) -> None:
     assert follow(driver, 1, generation=generation, awaits_box=True).reply is None
     driver.append("new", "er")
     outcome = follow(driver, 1, generation=generation, awaits_box=True)
-    assert isinstance(outcome.reply, Page) and outcome.reply.tombstone is not None
+    assert isinstance(outcome.reply, FollowResult) and outcome.reply.tombstone is not None
     assert (outcome.reply.tombstone.reason, shown(outcome)) == ("recreated", [1, 2])
 
 
@@ -117,10 +117,10 @@ def test_a_strong_reader_who_has_seen_more_waits_for_the_disk(driver: Driver) ->
     assert follow(driver, 2, strong=True).reply is None
     assert follow(driver, 2, strong=True, generation=generation).reply is None
     reply = driver.do(Follow(box="b", from_seq=2, strong=True)).reply
-    assert isinstance(reply, Page)
+    assert isinstance(reply, FollowResult)
     assert (reply.records, reply.next_from_seq, reply.head_seq, reply.tombstone) == (b"", 2, 1, None)
     other = follow(driver, 2, strong=True, generation=generation + 1).reply
-    assert isinstance(other, Page) and other.tombstone is not None
+    assert isinstance(other, FollowResult) and other.tombstone is not None
 
 
 def test_a_strong_page_that_rests_on_an_eviction_waits_for_the_disk(driver: Driver) -> None:

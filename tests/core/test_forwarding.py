@@ -218,11 +218,11 @@ def test_a_loss_that_is_not_durable_yet_is_not_told_yet(dest: Driver) -> None:
     dest.ask(Forward(head(bind=True), record(1)))
     dest.do(dest.write("staged", box="to"))
     dest.do(Forward(head(after=1, upto=9, lost=7), record(9)))
-    page = dest.machine.handle(commands.Diff(box="to", from_seq=0), dest.now_ms).reply
-    assert isinstance(page, commands.Records)
+    page = dest.machine.handle(commands.ReadBox(box="to", from_seq=0), dest.now_ms).reply
+    assert isinstance(page, commands.DiffResult)
     assert (page.head_seq, page.tombstone, len(records_of(page))) == (1, None, 1)
-    at_head = dest.machine.handle(commands.Diff(box="to", from_seq=1), dest.now_ms).reply
-    assert isinstance(at_head, commands.Records) and at_head.tombstone is None
+    at_head = dest.machine.handle(commands.ReadBox(box="to", from_seq=1), dest.now_ms).reply
+    assert isinstance(at_head, commands.DiffResult) and at_head.tombstone is None
 
 
 def test_holes_are_bounded_and_the_oldest_passes_its_count_on(dest: Driver) -> None:

@@ -34,7 +34,7 @@ def test_a_commit_and_whatever_tells_of_it_wait_for_the_disk(driver: Driver) -> 
         queues.CommitGroup("b", "g", 1),
         queues.GetGroup("b", "g"),
         queues.ListGroups("b"),
-        commands.Diff(box="b", group="g"),
+        commands.ReadBox(box="b", group="g"),
     ]
     for command in tellers:
         assert driver.do(command).waits_for_lsn == outcome.waits_for_lsn

@@ -205,8 +205,8 @@ def test_a_loss_on_its_way_to_the_disk_is_told_to_a_reader_by_time(driver: Drive
     driver.append(1)
     driver.do(driver.write(2))
     driver.do(driver.write(3))
-    outcome = driver.do(commands.Diff(box="b", from_ts=0))
-    assert isinstance(outcome.reply, commands.Records)
+    outcome = driver.do(commands.ReadBox(box="b", from_ts=0))
+    assert isinstance(outcome.reply, commands.DiffResult)
     assert outcome.reply.tombstone == Tombstone(1, 1, "cap", 1, 2, 1)
     assert outcome.waits_for_lsn == driver.machine.lsn and outcome.until_durable
 
@@ -233,15 +233,17 @@ def test_the_tail_outlives_its_records(driver: Driver) -> None:
 
 def test_a_read_with_nothing_to_show_may_wait(driver: Driver) -> None:
     driver.append(1)
-    assert driver.do(commands.Diff(box="b", from_seq=1, wait_ms=1)).reply is None
-    assert driver.do(commands.Diff(box="b", from_seq=1)).reply is not None
-    assert driver.do(commands.Diff(box="b", from_seq=0, wait_ms=1)).reply is not None
-    assert driver.do(commands.Diff(box="b", from_seq=9, wait_ms=1)).reply is not None, "a tombstone is news"
+    assert driver.do(commands.ReadBox(box="b", from_seq=1, wait_ms=1)).reply is None
+    assert driver.do(commands.ReadBox(box="b", from_seq=1)).reply is not None
+    assert driver.do(commands.ReadBox(box="b", from_seq=0, wait_ms=1)).reply is not None
+    assert driver.do(commands.ReadBox(box="b", from_seq=9, wait_ms=1)).reply is not None, (
+        "a tombstone is news"
+    )
 
 
 def test_nothing_is_read_from_a_box_that_is_not_there(driver: Driver) -> None:
     for command in (
-        commands.Diff(box="b"),
+        commands.ReadBox(box="b"),
         commands.GetState("b"),
         commands.GetRecord("b", 1),
         commands.GetTail("b"),
@@ -262,5 +264,5 @@ def test_whatever_was_taken_can_be_read_in_every_form(driver: Driver) -> None:
             break
         driver.ask(commands.Append(box="b", columns=written.columns))
         driver.machine.handle(
-            commands.Diff(box="b", from_seq=driver.state().head_seq - 1, include_tags=True), 0
+            commands.ReadBox(box="b", from_seq=driver.state().head_seq - 1, include_tags=True), 0
         )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shard.core.machine import Machine
 from streams.protocol.errors import RouterCycle, Throttled
 from streams.protocol.messages import routers
-from streams.protocol.messages.routers import Route, Router
+from streams.protocol.messages.routers import RegisteredRouter, Route
 from streams.protocol.model.matches import Match
 from tests.support.machines import Driver, sampled
 
@@ -35,7 +35,7 @@ def put(driver: Driver, name: str, source: str, dest: str, **more: Any) -> route
     return reply
 
 
-def get(driver: Driver, name: str) -> Router | None:
+def get(driver: Driver, name: str) -> RegisteredRouter | None:
     reply = driver.ask(routers.GetRouter(name))
     assert isinstance(reply, routers.GetRouterResult)
     return reply.router
@@ -43,7 +43,7 @@ def get(driver: Driver, name: str) -> Router | None:
 
 def names(driver: Driver, **question: Any) -> list[str]:
     reply = driver.ask(routers.ListRouters(**question))
-    assert isinstance(reply, routers.RouterPage)
+    assert isinstance(reply, routers.ListRoutersResult)
     return [router.name for router in reply.routers]
 
 
@@ -156,7 +156,7 @@ def test_the_register_outlives_a_restart(driver: Driver) -> None:
 
 def test_a_router_is_shown_as_its_definition() -> None:
     route = Route(source="a", dest="b", filter=Match("u-", is_prefix=True), revision=5)
-    shown = Router(name="r", number=5, route=route).to_fields()
+    shown = RegisteredRouter(name="r", number=5, route=route).to_fields()
     assert shown == {
         "router": "r",
         "source": "a",

@@ -57,7 +57,7 @@ def driver() -> Driver:
 
 
 def test_a_payload_that_is_not_in_memory_is_asked_for_and_nothing_is_done(driver: Driver) -> None:
-    outcome = driver.machine.handle(commands.Diff(box="b", from_seq=4), driver.now_ms)
+    outcome = driver.machine.handle(commands.ReadBox(box="b", from_seq=4), driver.now_ms)
     assert outcome.reply is None and outcome.changes == []
     (missing,) = outcome.needs
     assert isinstance(missing, NotLoaded) and missing.segment.first_seqs[missing.at] == 4
@@ -80,7 +80,7 @@ def test_sealed_records_are_read_like_others() -> None:
         for limit in (1, 4, 100):
             assert other.read(from_seq, limit=limit) == plain.read(from_seq, limit=limit)
     for ts in range(990, 1100, 5):
-        command = commands.Diff(box="b", from_ts=ts, include_tags=True)
+        command = commands.ReadBox(box="b", from_ts=ts, include_tags=True)
         assert other.ask(command) == plain.ask(command)
     for seq in (1, 7, 18):
         assert other.ask(commands.GetRecord("b", seq)) == plain.ask(commands.GetRecord("b", seq))
@@ -761,7 +761,7 @@ def test_a_box_that_is_compacted_is_looked_at_after_a_restart() -> None:
 def test_what_a_command_needs_or_is_refused_with_holds_on_to_nothing_else(driver: Driver) -> None:
     """A traceback would hold frames, and they what they looked at, until the garbage is collected."""
     machine = driver.machine
-    (missing,) = machine.handle(commands.Diff(box="b"), driver.now_ms).needs
+    (missing,) = machine.handle(commands.ReadBox(box="b"), driver.now_ms).needs
     (tags,) = machine.handle(commands.DeleteRecords("b", None, commands.Match("t0")), driver.now_ms).needs
     refusal = machine.handle(commands.GetState("another"), driver.now_ms).reply
     for each in (missing, tags, refusal):

@@ -780,7 +780,7 @@ def test_readers_and_writers_that_need_rows_of_a_commit_wait_until_they_are_rend
         put(driver, {"b": [b"%d" % number] * 3}, chunk=number, tag=[b"t"] * 3)
     commit(driver, ("p", 4))
     waiting: list[commands.Command] = [
-        commands.Diff(box="b", from_seq=4),
+        commands.ReadBox(box="b", from_seq=4),
         commands.GetRecord("b", 5),
         commands.Scan(box="b", from_seq=4),
         commands.DeleteRecords("b", 7, None),

@@ -64,11 +64,11 @@ def test_what_rests_on_it_waits_and_nothing_else_does(driver: WithStore) -> None
     driver.sync()
     assert told(driver.do(driver.write("second", idempotency_key="k"))) == (lsn, True)
     assert told(driver.do(driver.write("x", match_seq=1))) == (lsn, True), "a refusal rests on it too"
-    read = driver.do(commands.Diff(box="b"))
+    read = driver.do(commands.ReadBox(box="b"))
     assert told(read) == (0, False) and seqs_of(read.reply) == [1]  # type: ignore[arg-type]
     driver.do(commands.DeleteRecords("b", 2))
     driver.sync()
-    assert told(driver.do(commands.Diff(box="b"))) == (driver.machine.lsn, True), "a read shows the floor"
+    assert told(driver.do(commands.ReadBox(box="b"))) == (driver.machine.lsn, True), "a read shows the floor"
     assert driver.do(commands.ListBoxes("", "", 10)).waits_for_lsn == 0, "a list does not wait for the store"
     assert told(driver.do(commands.GetState("here", False))) == (0, False)
 

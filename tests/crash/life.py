@@ -562,8 +562,8 @@ def read_all(life: Life, box: str, *, limit: int) -> Reading:
     reading = Reading()
     at = 0
     while True:
-        reply = life.submit(commands.Diff(box=box, from_seq=at, limit=limit, include_tags=True))
-        assert isinstance(reply, commands.Records), reply
+        reply = life.submit(commands.ReadBox(box=box, from_seq=at, limit=limit, include_tags=True))
+        assert isinstance(reply, commands.DiffResult), reply
         if reply.tombstone is not None:
             assert reply.tombstone.gap_from == at + 1 and reply.tombstone.gap_to >= reply.tombstone.gap_from
             reading.gaps.append(reply.tombstone)

@@ -272,8 +272,8 @@ class Promises:
         if isinstance(reply, commands.AppendResult):
             for seq in range(reply.first_seq, reply.last_seq + 1):
                 self._shown(book, seq, book.records[seq].data, level, what)
-        elif isinstance(reply, commands.Records):
-            assert isinstance(command, commands.Diff)
+        elif isinstance(reply, commands.DiffResult):
+            assert isinstance(command, commands.ReadBox)
             shown = set()
             for record in json.loads(b"[" + reply.records + b"]"):
                 shown.add(record["$seq"])

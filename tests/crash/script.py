@@ -153,7 +153,9 @@ class Script:
         rng = self.rng
         book = self.life.world.promises.current(box)
         head = book.head_seq if book is not None else 0
-        self.life.submit(commands.Diff(box=box, from_seq=rng.randrange(head + 1), limit=rng.choice((2, 50))))
+        self.life.submit(
+            commands.ReadBox(box=box, from_seq=rng.randrange(head + 1), limit=rng.choice((2, 50)))
+        )
 
     def look(self, box: str) -> None:
         look = self.rng.choice((commands.GetState, commands.GetTail))

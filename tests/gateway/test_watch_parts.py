@@ -16,7 +16,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.watch import Watches
+from gateway.api.watch import WatchApi
 from gateway.api.websockets import WebSocketConnection
 from gateway.requests.request import ClientStalled, Request
 from gateway.shards.links import Link
@@ -261,7 +261,7 @@ async def test_a_reader_that_never_reads_is_told_and_left(autojump_clock: object
 async def test_who_watches_a_box_waits_for_a_shard_that_starts_again(autojump_clock: object) -> None:
     """§7.4: a browser that is answered 503 never comes back."""
     async with stage() as made:
-        api = Watches(made.watch, 1 << 20)
+        api = WatchApi(made.watch, 1 << 20)
         [link] = made.watch._dispatch.links
         link.is_up = False
         made.nursery.start_soon(come_back, link, 3.0)

@@ -426,7 +426,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         generation = None if stale is None or box is None else box.generation - stale
         tags, meta, data = include
         outcome = self.do(
-            commands.Diff(
+            commands.ReadBox(
                 box=name,
                 from_seq=from_seq,
                 from_ts=from_ts,
@@ -446,7 +446,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         box.last_read = self.now_ms
         box.expire(self.now_ms)
         reply = outcome.reply
-        assert isinstance(reply, commands.Records), reply
+        assert isinstance(reply, commands.DiffResult), reply
         by_gap = from_ts is not None and reply.tombstone is not None and reply.tombstone.reason != "recreated"
         tombstone, deliverable, start = box.diff(
             from_seq=from_seq,
@@ -505,7 +505,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         if not found:
             self.refused(outcome, name, Refusal("not_found"))
             return
-        assert outcome.reply == commands.OneRecord(name, text_of(found[0], tags=True).encode())
+        assert outcome.reply == commands.GetRecordResult(name, text_of(found[0], tags=True).encode())
         self.rests_on(outcome, box, self.told_lsn)
 
     @rule(name=names, touch=st.booleans())
@@ -556,7 +556,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         outcome = self.do(commands.ListBoxes(prefix, after, limit))
         found = sorted(name for name in self.model.boxes if name.startswith(prefix) and name > after)
         page = outcome.reply
-        assert isinstance(page, commands.BoxPage), page
+        assert isinstance(page, commands.ListBoxesResult), page
         assert page.more == (len(found) > limit)
         assert [entry.box for entry in page.boxes] == found[:limit]
         self.waits_at_least(outcome, self.deleted_lsn, durable=True)

@@ -262,13 +262,13 @@ class TxnAgainstModel(RuleBasedStateMachine):
             return
         seen = self.at(self.driver.machine.durable_lsn)
         for box in BOXES:
-            diff = commands.Diff(box=box, limit=1000, max_bytes=1 << 20)
+            diff = commands.ReadBox(box=box, limit=1000, max_bytes=1 << 20)
             found = self.driver.machine.handle(diff, self.driver.now_ms)
             if found.needs:
                 if not isinstance(found.needs[0], NotRendered):
                     self.driver.do(diff)
                 continue
-            assert isinstance(found.reply, commands.Records)
+            assert isinstance(found.reply, commands.DiffResult)
             datas = [record["data"] for record in records_of(found.reply)]
             # A page ends where rows of a commit are yet to be rendered; they are there all the same.
             assert found.reply.head_seq == len(seen.boxes[box])

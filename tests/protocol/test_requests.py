@@ -159,7 +159,7 @@ def test_an_append_with_a_bad_flag_is_refused() -> None:
 
 
 def test_an_empty_diff_asks_for_the_defaults() -> None:
-    assert command(wire.OP_DIFF) == commands.Diff(box="b", limit=256, max_bytes=1024 * 1024)
+    assert command(wire.OP_DIFF) == commands.ReadBox(box="b", limit=256, max_bytes=1024 * 1024)
     assert command(wire.OP_DIFF, b"{}") == command(wire.OP_DIFF)
     assert command(wire.OP_DIFF, b'{"limit":0,"max_bytes":0}') == command(wire.OP_DIFF)
 
@@ -169,7 +169,7 @@ def test_a_diff_carries_all_its_options_and_clamps_them() -> None:
         b'{"from_seq":5,"limit":5000,"max_bytes":99999999,"node":["a","","b"],"include_tags":true,'
         b'"include_meta":false,"include_data":false,"wait_ms":99999,"match":["tag","Glob","x*"],"generation":7}'
     )
-    assert command(wire.OP_DIFF, body) == commands.Diff(
+    assert command(wire.OP_DIFF, body) == commands.ReadBox(
         box="b",
         from_seq=5,
         limit=1000,
@@ -182,7 +182,7 @@ def test_a_diff_carries_all_its_options_and_clamps_them() -> None:
         match=Match("x", is_prefix=True),
         generation=7,
     )
-    assert command(wire.OP_DIFF, b'{"from_ts":5,"node":"n"}') == commands.Diff(
+    assert command(wire.OP_DIFF, b'{"from_ts":5,"node":"n"}') == commands.ReadBox(
         box="b", from_ts=5, nodes=frozenset({"n"})
     )
 
@@ -333,7 +333,7 @@ def test_an_append_is_answered_with_its_seqs_unless_told_not_to() -> None:
 
 
 def test_a_read_is_answered_with_lag_and_tombstone() -> None:
-    reply = commands.Records(
+    reply = commands.DiffResult(
         box="b",
         records=b'{"$seq":4,"data":1e400}',
         next_from_seq=4,
@@ -395,8 +395,8 @@ def test_a_state_shows_the_whole_config_and_hides_what_is_not_set() -> None:
 def test_the_other_replies_are_worded_as_they_are() -> None:
     put = commands.PutBoxReply("b", True, BoxConfig())
     assert status_of(put) == 201 and answer(put)["config"]["durable"] is False
-    assert answer(commands.OneRecord("b", b'{"$seq":1}')) == {"box": "b", "record": {"$seq": 1}}
-    assert answer(commands.BoxPage([{"box": "b"}], True)) == {"boxes": [{"box": "b"}], "more": True}
+    assert answer(commands.GetRecordResult("b", b'{"$seq":1}')) == {"box": "b", "record": {"$seq": 1}}
+    assert answer(commands.ListBoxesResult([{"box": "b"}], True)) == {"boxes": [{"box": "b"}], "more": True}
     assert answer(commands.DeleteBoxReply("b", True, [])) == {
         "box": "b",
         "deleted": True,

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.requests.request import Request
-from gateway.s2.records import Records
+from gateway.s2.records import StreamRecordApi
 from gateway.s2.shard_calls import ShardCalls
 from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
@@ -49,6 +49,6 @@ class Silent:
 async def test_a_read_waits_in_slices_and_for_a_minute_at_most(wait_s: int, waits_ms: list[int]) -> None:
     silent = Silent()
     request = Request("GET", "/v1/streams/s/records", f"seq_num=0&clamp=true&wait={wait_s}", {})
-    answer = await Records(cast(ShardCalls, silent)).read(request, "the-basin", "s")
+    answer = await StreamRecordApi(cast(ShardCalls, silent)).read(request, "the-basin", "s")
     assert answer.status == 200
     assert silent.waits_ms == waits_ms

@@ -280,7 +280,7 @@ async def test_a_snapshot_and_a_segment_that_have_no_space_are_tried_again(
         await desk.append("b", *range(10))  # enough for a segment; the log has its room
         await desk.until(lambda: disk.refusals > before + 10)
         assert desk.engine.failure is None
-        assert len(seqs_of(await desk.ask(commands.Diff(box="b")))) == 11
+        assert len(seqs_of(await desk.ask(commands.ReadBox(box="b")))) == 11
         disk.is_full = False
         await desk.until(lambda: desk.engine.machine.boxes["b"].log.segments)
 
@@ -306,7 +306,7 @@ async def test_a_log_that_fills_up_on_a_full_disk_loses_no_ack(tmp_path: Path) -
         while isinstance(await desk.ask(commands.SetFence("c", f"{fences:030d}")), commands.SetFenceReply):
             fences += 1  # each another one: a fence that is set already is not logged
         assert isinstance(await desk.append("b", 1), DiskFull)
-        assert isinstance(await desk.ask(commands.Diff(box="b", limit=1)), commands.Records)
+        assert isinstance(await desk.ask(commands.ReadBox(box="b", limit=1)), commands.DiffResult)
         disk.is_full = False
         await desk.until(lambda: desk.engine.disk_space.level == Level.OK)
         assert isinstance(await desk.append("b", 2), commands.AppendResult)
@@ -349,7 +349,7 @@ async def test_a_start_on_a_disk_without_any_room_serves_reads(tmp_path: Path) -
     disk.is_full = True
     async with opened(tmp_path, disk) as desk:
         assert desk.engine.disk_space.level == Level.FULL
-        assert len(seqs_of(await desk.ask(commands.Diff(box="b")))) == 3
+        assert len(seqs_of(await desk.ask(commands.ReadBox(box="b")))) == 3
         assert isinstance(await desk.append("b", 4), DiskFull)
         disk.is_full = False
         await desk.until(lambda: desk.engine.disk_space.level == Level.OK)

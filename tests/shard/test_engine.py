@@ -124,9 +124,9 @@ class Desk(EngineDesk):
         assert isinstance(reply, commands.AppendResult), reply
         return reply
 
-    async def read(self, from_seq: int = 0, *, box: str = "b", **more: Any) -> commands.Records:
-        reply = await self.ask(commands.Diff(box=box, from_seq=from_seq, **more))
-        assert isinstance(reply, commands.Records), reply
+    async def read(self, from_seq: int = 0, *, box: str = "b", **more: Any) -> commands.DiffResult:
+        reply = await self.ask(commands.ReadBox(box=box, from_seq=from_seq, **more))
+        assert isinstance(reply, commands.DiffResult), reply
         return reply
 
     async def seal(self, box: str = "b") -> None:
@@ -203,7 +203,7 @@ async def test_two_readers_of_what_is_sealed_share_one_read_of_the_disk(open_des
         await desk.seal()
         desk.forget()
         desk.store.reading.shut()
-        first, second = desk.send(commands.Diff(box="b")), desk.send(commands.Diff(box="b", from_seq=5))
+        first, second = desk.send(commands.ReadBox(box="b")), desk.send(commands.ReadBox(box="b", from_seq=5))
         await desk.store.reading.wait_reached()
         third = desk.send(commands.GetRecord("b", 7))
         desk.store.reading.open()
@@ -220,7 +220,7 @@ async def test_a_read_that_waits_for_the_disk_holds_up_nobody_else(open_desk: Op
         await desk.seal()
         desk.forget()
         desk.store.reading.shut()
-        waiting = desk.send(commands.Diff(box="b"))
+        waiting = desk.send(commands.ReadBox(box="b"))
         await desk.store.reading.wait_reached()
         assert (await desk.append("meanwhile")).first_seq == 2
         assert seqs_of(await desk.read(1)) == [2]
@@ -286,7 +286,7 @@ async def test_a_long_poll_goes_on_across_sealed_data(open_desk: Open) -> None:
         await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
         await desk.seal()
         desk.forget()
-        poll = commands.Diff(box="b", wait_ms=20_000, match=commands.Match("rare"))
+        poll = commands.ReadBox(box="b", wait_ms=20_000, match=commands.Match("rare"))
         waiting = desk.send(poll)
         await desk.until(lambda: len(desk.store.reads) == 1)
         assert not waiting.is_answered, "nothing matches"
@@ -300,8 +300,8 @@ async def test_a_long_poll_goes_on_across_sealed_data(open_desk: Open) -> None:
 async def test_a_long_poll_that_was_taken_back_is_never_answered(open_desk: Open) -> None:
     async with open_desk() as desk:
         await desk.put()
-        gone = desk.send(commands.Diff(box="b", wait_ms=20_000))
-        stays = desk.send(commands.Diff(box="b", wait_ms=20_000))
+        gone = desk.send(commands.ReadBox(box="b", wait_ms=20_000))
+        stays = desk.send(commands.ReadBox(box="b", wait_ms=20_000))
         assert desk.engine.delivery.forget(gone) and not desk.engine.delivery.forget(gone)
         assert len(desk.engine.delivery.reads.waiting) == 1
         await desk.append({"data": 1})
@@ -315,7 +315,7 @@ async def long_poll_at_the_disk(desk: Desk) -> Ticket:
     await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
     await desk.seal()
     desk.forget()
-    waiting = desk.send(commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare")))
+    waiting = desk.send(commands.ReadBox(box="b", wait_ms=5_000, match=commands.Match("rare")))
     await desk.until(lambda: desk.engine.delivery.reads.waiting.has("b"))
     desk.forget()
     desk.store.reading.shut()
@@ -341,10 +341,10 @@ async def test_what_is_left_of_answered_long_polls_is_bounded(open_desk: Open) -
     async with open_desk() as desk:
         await desk.put()
         for seq in range(300):
-            waiting = desk.send(commands.Diff(box="b", from_seq=seq, wait_ms=30_000))
+            waiting = desk.send(commands.ReadBox(box="b", from_seq=seq, wait_ms=30_000))
             await desk.append({"data": seq})
             assert seqs_of(await waiting.reply()) == [seq + 1]
-            taken_back = desk.send(commands.Diff(box="b", from_seq=seq + 1, wait_ms=30_000))
+            taken_back = desk.send(commands.ReadBox(box="b", from_seq=seq + 1, wait_ms=30_000))
             assert desk.engine.delivery.forget(taken_back)
         assert len(desk.engine.delivery.reads.waiting._deadlines) < 100
         assert sum(map(len, desk.engine.delivery.reads.waiting._by_box.values())) < 100
@@ -496,7 +496,7 @@ async def test_a_reading_thread_that_fails_for_no_known_reason_ends_the_shard(
         await desk.seal()
         desk.forget()
         desk.store.fails_with = ZeroDivisionError("a bug")
-        desk.send(commands.Diff(box="b"))
+        desk.send(commands.ReadBox(box="b"))
         with trio.fail_after(PATIENCE_S):
             await desk.engine.failure_event.wait()
 
@@ -531,11 +531,11 @@ async def test_damage_is_told_to_those_who_need_what_is_damaged_and_to_nobody_el
         path = damage(desk, 1)
         assert seqs_of(await desk.read(0, limit=5)) == [1, 2, 3, 4, 5]
         assert seqs_of(await desk.read(10)) == [11, 12, 13, 14, 15, 16]
-        told = await desk.ask(commands.Diff(box="b", from_seq=5, limit=2))
+        told = await desk.ask(commands.ReadBox(box="b", from_seq=5, limit=2))
         assert isinstance(told, DataDamaged)
         assert "box 'b'" in str(told) and path not in str(told), "the path is for the log and streams doctor"
         assert isinstance(await desk.ask(commands.GetRecord("b", 7)), DataDamaged)
-        assert isinstance(await desk.ask(commands.Diff(box="b", from_seq=0)), DataDamaged), "never a gap"
+        assert isinstance(await desk.ask(commands.ReadBox(box="b", from_seq=0)), DataDamaged), "never a gap"
         assert (await desk.append("on")).first_seq == 17
 
 
@@ -547,7 +547,7 @@ async def test_a_segment_file_that_is_gone_is_told_like_damage(open_desk: Open) 
         desk.forget()
         path = path_of(desk, desk.segments()[0])
         bring_back = hide(path)
-        told = await desk.ask(commands.Diff(box="b"))
+        told = await desk.ask(commands.ReadBox(box="b"))
         assert isinstance(told, DataDamaged) and "box 'b'" in str(told)
         bring_back()
         assert seqs_of(await desk.read(0)) == [1]
@@ -567,7 +567,7 @@ async def test_upkeep_that_meets_damage_leaves_the_box_alone_and_goes_on(open_de
         await desk.until(lambda: desk.machine.boxes_with_dead_records == {})
         assert desk.segments("b")[0].serial == 1
         assert seqs_of(await desk.read(0, box="whole")) == [1, 3, 5]
-        assert isinstance(await desk.ask(commands.Diff(box="b")), DataDamaged)
+        assert isinstance(await desk.ask(commands.ReadBox(box="b")), DataDamaged)
 
 
 async def test_compaction_and_moves_that_meet_damage_leave_the_box_alone(
@@ -606,7 +606,7 @@ async def test_a_read_whose_segment_makes_place_for_another_meanwhile_finds_that
         desk.forget()
         (old,) = desk.segments()
         desk.store.reading.shut()
-        waiting = desk.send(commands.Diff(box="b"))
+        waiting = desk.send(commands.ReadBox(box="b"))
         await desk.store.reading.wait_reached()
         await desk.ask(commands.DeleteRecords("b", match=commands.Match("1")))
         await desk.until(lambda: desk.segments() != [old])
@@ -646,7 +646,7 @@ async def test_records_that_went_cold_are_read_from_there(open_desk: Open, tmp_p
         assert (await desk.ask(commands.DeleteRecords("b", before_seq=8))).deleted == 7
         cold.rename(tmp_path / "away")
         desk.forget()
-        told = await desk.ask(commands.Diff(box="b"))
+        told = await desk.ask(commands.ReadBox(box="b"))
         assert isinstance(told, ColdStoreUnavailable)
         assert seqs_of(await desk.read(15)) == [16, 17, 18, 19, 20]
         assert (await desk.append("on")).first_seq == 21
@@ -806,7 +806,7 @@ async def test_long_polls_and_claims_end_in_time_though_the_clock_was_set_back(o
     async with open_desk() as desk:
         await desk.put()
         await desk.ask(commands.PutBox("q", BoxPatch(type="queue")))
-        read = desk.send(commands.Diff(box="b", from_seq=0, wait_ms=30))
+        read = desk.send(commands.ReadBox(box="b", from_seq=0, wait_ms=30))
         claim = desk.send(Claim(box="q", node="n", wait_ms=30))
         desk.clock[0] -= 3_600_000
         assert (await read.reply()).records == b""
@@ -876,7 +876,7 @@ async def test_others_are_served_between_the_steps_of_a_large_delete(
         assert steps.count("DeleteRecords") >= 3, "once without what it needs, and once for each segment"
         assert steps.index("Append") < len(steps) - steps[::-1].index("DeleteRecords") - 1, "to the other box"
         assert desk.order.index(delete) < desk.order.index(behind)
-        assert seqs_of(await desk.ask(commands.Diff(box="b"))) == [6]
+        assert seqs_of(await desk.ask(commands.ReadBox(box="b"))) == [6]
 
 
 async def test_a_quiet_shard_gives_memory_back_once_after_it_has_grown(open_desk: Open) -> None:

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> FaultyStore:
 
 
 async def datas(life: Life, box: str = "b") -> list[Any]:
-    return [record["data"] for record in records_of(await life.ask(commands.Diff(box=box)))]
+    return [record["data"] for record in records_of(await life.ask(commands.ReadBox(box=box)))]
 
 
 def restored(machine: Any, box: str = "b") -> list[int]:

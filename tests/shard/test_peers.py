@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 import shard.server.peers
 from shard.server.peers import HELLO_S, Peers
-from shard.server.server import Server
+from shard.server.server import ShardServer
 from streams.protocol import wire
 from streams.protocol.access.keys import entries_of_list, parse_ring
 from streams.protocol.payloads.appends import RecordLimits
@@ -42,7 +42,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     unix.listen()
     with unix, socket.create_server(("127.0.0.1", 0)) as tcp:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Server(unix, RecordLimits(), None, [tcp], peers).run)
+            nursery.start_soon(ShardServer(unix, RecordLimits(), None, [tcp], peers).run)
             yield "127.0.0.1", tcp.getsockname()[1]
             nursery.cancel_scope.cancel()
 
@@ -160,7 +160,7 @@ async def test_the_unix_socket_is_for_our_own_user(monkeypatch: pytest.MonkeyPat
 
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(Server(listener, RecordLimits()).run)
+                nursery.start_soon(ShardServer(listener, RecordLimits()).run)
                 user = os.geteuid()
                 assert await is_answered(as_user=user)
                 if user != 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from shard.server.server import Server
+from shard.server.server import ShardServer
 from streams.protocol import wire
 from streams.protocol.payloads.appends import RecordLimits
 
@@ -34,7 +34,7 @@ async def handled_by(tmp_path: Path, messages: bytes, count: int) -> list[int]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
-        server = Server(listener, RecordLimits())
+        server = ShardServer(listener, RecordLimits())
         handled: list[int] = []
         with socket.socket(socket.AF_UNIX) as crowd, socket.socket(socket.AF_UNIX) as other:
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shard.engine.waiting_reads import WaitingRead, WaitingReads
-from streams.protocol.messages.commands import Diff
+from streams.protocol.messages.commands import ReadBox
 
 
 def read(ticket: str, box: str = "b", deadline_s: float = 30.0) -> WaitingRead[str]:
-    return WaitingRead(Diff(box=box, wait_ms=1), ticket, deadline_s)
+    return WaitingRead(ReadBox(box=box, wait_ms=1), ticket, deadline_s)
 
 
 def test_reads_of_a_box_are_taken_in_the_order_in_which_they_came() -> None:

@@ -231,9 +231,9 @@ class Driver:
     ) -> commands.Append:
         return commands.Append(box=box, columns=columns(*records, node=node), **options)
 
-    def read(self, from_seq: int = 0, *, box: str = "b", **options: Any) -> commands.Records:
-        reply = self.ask(commands.Diff(box=box, from_seq=from_seq, **options))
-        assert isinstance(reply, commands.Records)
+    def read(self, from_seq: int = 0, *, box: str = "b", **options: Any) -> commands.DiffResult:
+        reply = self.ask(commands.ReadBox(box=box, from_seq=from_seq, **options))
+        assert isinstance(reply, commands.DiffResult)
         return reply
 
     def seqs(self, from_seq: int = 0, *, box: str = "b", **options: Any) -> list[int]:
@@ -411,12 +411,12 @@ def replayed(
     return machine
 
 
-def records_of(reply: commands.Records) -> list[dict[str, Any]]:
+def records_of(reply: commands.DiffResult) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = msgspec.json.decode(b"[" + reply.records + b"]")
     return found
 
 
-def seqs_of(reply: commands.Records) -> list[int]:
+def seqs_of(reply: commands.DiffResult) -> list[int]:
     return [record["$seq"] for record in records_of(reply)]
 
 
@@ -585,7 +585,7 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
         return random_txn_command(rng, driver, number)
     if kind == "group":
         return random_group_command(rng, box, known.log.visible_seq if known is not None else 0)
-    return commands.Diff(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
+    return commands.ReadBox(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
 
 
 def random_forwarding(rng: random.Random, driver: Driver, box: str, number: int) -> Command:

@@ -93,7 +93,7 @@ class MemoryLink(Link):
             raise ShardUnavailable(shard=self.shard)
         if isinstance(reply, StreamsError):
             raise reply
-        if isinstance(reply, commands.Page):
+        if isinstance(reply, commands.FollowResult):
             text = wire.head_encoder.encode(requests.page_head(reply))
             return wire.Message(wire.REPLY, 0, op, 0, text, reply.records)
         return wire.Message(wire.REPLY, 0, op, 0, b"", requests.encode_reply(reply))

@@ -15,7 +15,7 @@ import trio
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
 from shard.server.peers import Peers
-from shard.server.server import Server
+from shard.server.server import ShardServer
 from shard.storage.files import Disk
 from shard.storage.segments.store import SegmentStore
 from streams.protocol import wire
@@ -87,7 +87,7 @@ class WireClient:
 
 @dataclass
 class ServedShard:
-    server: Server
+    server: ShardServer
     engine: Engine
     folder: Path
     tcp: tuple[str, int]
@@ -128,7 +128,7 @@ async def served_shard(folder: Path, **settings: object) -> AsyncIterator[Served
     with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as tcp:
         unix.bind(str(folder / "shard.sock"))
         unix.listen()
-        server = Server(unix, RecordLimits(), None, [tcp], peers)
+        server = ShardServer(unix, RecordLimits(), None, [tcp], peers)
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: engine.run(boot_id="boot", task_status=task_status))
             server.begin(engine)

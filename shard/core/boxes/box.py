@@ -20,10 +20,10 @@ from shard.core.boxes import priority
 from shard.core.boxes.deletion import Deletion
 from shard.core.boxes.groups import Groups
 from shard.core.boxes.holes import Hole
-from shard.core.boxes.idempotency_keys import Key, Keys
+from shard.core.boxes.idempotency_keys import IdempotencyKey, IdempotencyKeys
 from shard.core.boxes.live_runs import walk_live_runs
 from shard.core.boxes.log import Log
-from shard.core.boxes.pages import Page, ScanRuns
+from shard.core.boxes.pages import PageCollector, ScanRuns
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tags import Tags
@@ -36,8 +36,9 @@ from shard.core.routers.router_outbox import RouterOutbox
 from shard.core.s2.stream import StreamState
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
-from streams.protocol.messages.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
+from streams.protocol.messages.commands import Append, DeleteRecords, DiffResult, ReadBox, Scan, Tombstone
 from streams.protocol.model.boxes import BoxConfig
+from streams.protocol.model.matches import Match
 from streams.protocol.model.records import render, resolve_times
 from streams.protocol.payloads.scans import RunWriter, ScanPageHead, ScanReply
 
@@ -101,7 +102,7 @@ class Box:
         #: Records that move to other boxes, by where they go and whether they are dead letters.
         self.moves: dict[tuple[str, bool], MoveQueue] = {}
         self.fencing_token = ""
-        self.keys = Keys()
+        self.keys = IdempotencyKeys()
         self.reserved_seq = reserved_seq
         #: Where copies come from, and where they go (`routers/`).
         self.origins: dict[str, Origin] = {}
@@ -137,7 +138,7 @@ class Box:
 
     # -- deciding
 
-    def known_key(self, key: str, now_ms: int) -> Key | None:
+    def known_key(self, key: str, now_ms: int) -> IdempotencyKey | None:
         entry = self.keys.get(key)
         if entry is None or entry.at_ms + self.config.idempotency_window_ms < now_ms:
             return None
@@ -313,13 +314,13 @@ class Box:
 
     # -- reading
 
-    def read(self, command: Diff, *, upto: int | None = None) -> Records:
+    def read(self, command: ReadBox, *, upto: int | None = None) -> DiffResult:
         """Return the page for a reader at this cursor (v0 §4). Expired records have been evicted already.
         `upto` limits a reader that may see less than is visible."""
         bounds = self._bounds_of(command, self.log.visible_seq if upto is None else upto)
-        page = Page(command, nodes_filtered=self.config.dedupe_node)
+        page = PageCollector(command, nodes_filtered=self.config.dedupe_node)
         last_seq = walk_live_runs(page, self.log, bounds.from_seq + 1, bounds.upto_seq)
-        return Records(
+        return DiffResult(
             box=self.name,
             records=page.text(),
             next_from_seq=max(bounds.from_seq, last_seq),
@@ -330,7 +331,7 @@ class Box:
             records_scanned=page.examined_count,
         )
 
-    def _bounds_of(self, command: Diff, head_seq: int) -> _ReadBounds:
+    def _bounds_of(self, command: ReadBox, head_seq: int) -> _ReadBounds:
         """Return where a read begins and ends, and the tombstone that comes first, if any."""
         log = self.log
         earliest_seq = min(log.earliest_seq, head_seq + 1)
@@ -372,7 +373,7 @@ class Box:
         )
         return ScanReply(head, runs.parts())  # which adds the last head
 
-    def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
+    def _start(self, command: ReadBox, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
         """Return the cursor that a read really starts from, and the tombstone that comes first, if any."""
         log = self.log
         # A floor may be ahead of what is visible while its change is on the way to the disk.
@@ -425,7 +426,7 @@ class Box:
             self.floor_lsn = lsn
         if change.idempotency_key is not None:
             key = change.idempotency_key
-            self.keys.note(Key(key, batch.first_seq, batch.last_seq, change.at_ms, lsn))
+            self.keys.note(IdempotencyKey(key, batch.first_seq, batch.last_seq, change.at_ms, lsn))
         if self.keys:
             self.drop_lapsed_keys(change.at_ms, APPEND_KEYS_MAX)
         return lost_count
@@ -493,8 +494,7 @@ class Box:
         self.last_append_ms = min(self.last_append_ms, now_ms)
         self.volatile.unsealed_since_ms = min(self.volatile.unsealed_since_ms, now_ms)
         self.emptied_ms = min(self.emptied_ms, now_ms)
-        if self.keys:
-            self.keys = Keys(key._replace(at_ms=min(key.at_ms, now_ms)) for key in self.keys.values())
+        self.keys = IdempotencyKeys(key._replace(at_ms=min(key.at_ms, now_ms)) for key in self.keys.values())
         if self.queue is not None:
             self.queue.rewind(ms)
         if self.stream is not None:
@@ -586,7 +586,7 @@ class Box:
         self.volatile.unsealed_since_ms = facts.last_append_ms
         self.emptied_ms = facts.emptied_ms
         self.fencing_token = facts.fencing_token
-        self.keys = Keys(Key(*entry) for entry in facts.keys)
+        self.keys = IdempotencyKeys(IdempotencyKey(*entry) for entry in facts.keys)
         self.tags = Tags()
         log = self.log
         log.clear()

@@ -63,7 +63,7 @@ class GroupHandlers:
     def _list(self, command: queues.ListGroups, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)
         groups, more = box.groups.page(command)
-        reply = queues.GroupPage([_state_of(box, name, group) for name, group in groups], more)
+        reply = queues.ListGroupsResult([_state_of(box, name, group) for name, group in groups], more)
         lsns = [group.lsn for _, group in groups]
         return self._context.answer(box, reply, entries, max(box.floor_lsn, box.groups.deleted_lsn, *lsns, 0))
 

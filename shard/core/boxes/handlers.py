@@ -13,7 +13,7 @@ from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded
 from shard.core.context import Context
-from shard.core.durability import Answer
+from shard.core.durability import ReplyKind
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.queue import Queue
 from shard.core.transactions.unrendered import NotRendered
@@ -34,7 +34,7 @@ class BoxHandlers:
     def __init__(self, context: Context) -> None:
         self._context = context
         context.on_command(commands.Append, self._append)
-        context.on_command(commands.Diff, self._diff)
+        context.on_command(commands.ReadBox, self._diff)
         context.on_command(commands.Follow, self._follow)
         context.on_command(commands.PutSession, self._session)
         context.on_command(commands.TakeSession, self._session)
@@ -141,7 +141,9 @@ class BoxHandlers:
                 pass  # a tick will see to it; a list does not wait for payloads
             positions.append((box, box.floor_lsn))
             page.append(self._list_entry(box, now_ms))
-        return reply_after(context.durability.wait_for_list(positions), entries, commands.BoxPage(page, more))
+        return reply_after(
+            context.durability.wait_for_list(positions), entries, commands.ListBoxesResult(page, more)
+        )
 
     def _list_entry(self, box: Box, now_ms: int) -> commands.ListedBox:
         count, size = box.log.visible_totals()
@@ -231,7 +233,7 @@ class BoxHandlers:
                 limit="idempotency_keys",
             )
 
-    def _diff(self, command: commands.Diff, now_ms: int, entries: LogEntries) -> Outcome:
+    def _diff(self, command: commands.ReadBox, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)
         box.volatile.last_read_ms = now_ms
         rests_on = box.floor_lsn
@@ -256,10 +258,10 @@ class BoxHandlers:
             return Outcome(entries, None)
         box.volatile.last_read_ms = now_ms
         self._count_read(page)
-        answer = Answer.STRONG_READ if command.strong else Answer.RECORDS
+        answer = ReplyKind.STRONG_READ if command.strong else ReplyKind.RECORDS
         return reply_after(context.durability.wait_for(answer, box, box.floor_lsn), entries, page)
 
-    def _count_read(self, reply: commands.Records) -> None:
+    def _count_read(self, reply: commands.DiffResult) -> None:
         tally = self._context.tally
         tally.reads += 1
         tally.records_read += reply.records_scanned
@@ -285,7 +287,7 @@ class BoxHandlers:
         assert span is not None
         index = command.seq - span.first_seq
         text = bytes(span.payload.text_as(index, index, tags=True, meta=True, data=True))
-        return self._context.answer(box, commands.OneRecord(box.name, text), entries, box.floor_lsn)
+        return self._context.answer(box, commands.GetRecordResult(box.name, text), entries, box.floor_lsn)
 
     def _get_tail(self, command: commands.GetTail, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)

@@ -39,7 +39,7 @@ from pyroaring import BitMap64
 from shard.core.boxes.holes import Hole
 from shard.core.boxes.sealed import SealedBatch, Segment, Span
 from shard.core.boxes.sized_seqs import SizedSeqs
-from shard.core.boxes.tail import Tail
+from shard.core.boxes.tail import UnsealedTail
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch
 
@@ -90,7 +90,7 @@ class Log:
         """As if nothing had ever been written. Whoever has the log keeps it."""
         #: Those with anything live, oldest first.
         self.segments: list[Segment] = []
-        self.tail = Tail()
+        self.tail = UnsealedTail()
         self.head_seq = 0
         self.visible_seq = 0
         self.earliest_seq = 1

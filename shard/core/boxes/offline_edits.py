@@ -20,10 +20,10 @@ from pyroaring import BitMap64
 from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.boxes.holes import Hole
-from shard.core.boxes.idempotency_keys import Keys
+from shard.core.boxes.idempotency_keys import IdempotencyKeys
 from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import Segment
-from shard.core.boxes.tail import Tail
+from shard.core.boxes.tail import UnsealedTail
 from shard.core.changes import Change
 from streams.protocol.model.records import Batch
 
@@ -52,7 +52,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, replacement: Segment | None =
     for segment in log.segments[len(segments) :]:
         log.deleted_seqs.remove_range(segment.first_seq, segment.last_seq + 1)
     log.segments = segments if replacement is None else [*segments, replacement]
-    tail, log.tail = log.tail, Tail()
+    tail, log.tail = log.tail, UnsealedTail()
     for batch in tail:
         if batch.first_seq <= seq and batch.dead < batch.count:
             if batch.last_seq > seq:
@@ -68,7 +68,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, replacement: Segment | None =
     log.head_seq, log.last_ts = seq, last_ts
     log.show(seq, last_ts)
     recount(log)
-    box.keys = Keys(entry for entry in box.keys.values() if entry.last_seq <= seq)
+    box.keys = IdempotencyKeys(entry for entry in box.keys.values() if entry.last_seq <= seq)
     box.volatile.unsealed_since_ms = box.last_append_ms
     settle_rest(box)
 
@@ -98,7 +98,7 @@ def recount(log: Log) -> None:
     """Computes count and bytes from the batches and segments, whatever they were."""
     log.count = sum(segment.count for segment in log.segments)
     log.bytes = sum(segment.bytes for segment in log.segments)
-    batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), Tail()
+    batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), UnsealedTail()
     for batch in batches:
         log.count_dead(batch)
         if batch.dead < batch.count:

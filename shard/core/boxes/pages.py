@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from shard.core.boxes.live_runs import RunCollector
 from shard.core.boxes.sealed import Span
 from shard.core.transactions.unrendered import UnrenderedRows
-from streams.protocol.messages.commands import Diff
+from streams.protocol.messages.commands import ReadBox
 from streams.protocol.model.records import Batch
 from streams.protocol.payloads.scans import RunWriter
 
@@ -57,12 +57,12 @@ class ScanRuns(RunCollector):
         return top
 
 
-class Page(RunCollector):
+class PageCollector(RunCollector):
     """Collects the runs that one read shows, within its limits."""
 
     __slots__ = ("_bytes_left", "_command", "_matches", "_nodes", "_parts", "_records_left", "examined_count")
 
-    def __init__(self, command: Diff, *, nodes_filtered: bool) -> None:
+    def __init__(self, command: ReadBox, *, nodes_filtered: bool) -> None:
         self._command = command
         self._records_left = command.limit
         self._bytes_left = command.max_bytes

@@ -26,7 +26,7 @@ _COMPACT_AT = 1024
 _NO_ENCODING = 0
 
 
-class Tail:
+class UnsealedTail:
     __slots__ = (
         "_costs",
         "_firsts",
@@ -62,7 +62,7 @@ class Tail:
         self.records = 0
 
     def __repr__(self) -> str:
-        return f"<Tail {len(self.batches) - self._front} batches, {self._husks} husks>"
+        return f"<UnsealedTail {len(self.batches) - self._front} batches, {self._husks} husks>"
 
     def __len__(self) -> int:
         """Positions end here."""

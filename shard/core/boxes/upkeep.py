@@ -56,7 +56,7 @@ class ToKeep(NamedTuple):
     batches: list[Batch]
 
 
-class Part(NamedTuple):
+class LivePart(NamedTuple):
     """The live part of a segment that is rewritten."""
 
     segment: Segment
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 class ToRewrite(NamedTuple):
     box: Box
     serial: int
-    parts: list[Part]
+    parts: list[LivePart]
 
     def still_stands(self, context: Context) -> bool:
         """Return True if no record has died in the segments read, and the box is still stored."""
@@ -196,7 +196,7 @@ def _is_worth_it(run: list[Segment]) -> bool:
     return len(run) >= _SMALL_PART
 
 
-def _part(box: Box, segment: Segment) -> Part:
+def _part(box: Box, segment: Segment) -> LivePart:
     log = box.log
     runs: dict[int, list[tuple[int, int]]] = {at: [] for at in range(segment.front)}
     dead = {at for at, _, _ in segment.dead_batches()}
@@ -205,4 +205,4 @@ def _part(box: Box, segment: Segment) -> Part:
     for at in dead:
         batch = segment.batch(at)
         runs[at] = [] if batch.dead == batch.count else log.runs(batch, 0, batch.count - 1)
-    return Part(segment, segment.dead_version, runs)
+    return LivePart(segment, segment.dead_version, runs)

@@ -24,7 +24,7 @@ from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.context import Context
-from shard.core.durability import Answer
+from shard.core.durability import ReplyKind
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.move_queue import FROM, Move, MoveQueue
@@ -80,7 +80,7 @@ class Moves:
         )
         # No copy is sent before the plan is durable, so the reply asks for a sync.
         wait = self._context.durability.wait_for(
-            Answer.MOVE if lsn else Answer.RECORDS, box, max(lsn, box.floor_lsn)
+            ReplyKind.MOVE if lsn else ReplyKind.RECORDS, box, max(lsn, box.floor_lsn)
         )
         return reply_after(wait, entries, reply)
 

@@ -42,7 +42,7 @@ from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.context import Context
-from shard.core.durability import Answer
+from shard.core.durability import ReplyKind
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.move_queue import MoveQueue
@@ -124,7 +124,7 @@ class Forwarding:
     ) -> Outcome:
         """Confirm copies only when they are durable, because the source never sends confirmed records again.
         Readers see the copies as soon as other records of the box."""
-        wait = self._context.durability.wait_for(Answer.COPY, box, box.last_lsn)
+        wait = self._context.durability.wait_for(ReplyKind.COPY, box, box.last_lsn)
         return reply_after(wait, entries, reply, wakes)
 
     @staticmethod

@@ -27,7 +27,7 @@ from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome
 from streams.protocol.errors import RouterCycle, StreamsError, Throttled
 from streams.protocol.messages import routers as protocol
-from streams.protocol.messages.routers import Route, Router
+from streams.protocol.messages.routers import RegisteredRouter, Route
 
 
 class Routers:
@@ -38,11 +38,11 @@ class Routers:
         context.on_check(self.check)
         context.on_snapshot(self._take_snapshot, self._restore)
         self._max = routers_max
-        self.routers: SortedDict[str, Router] = SortedDict()
+        self.routers: SortedDict[str, RegisteredRouter] = SortedDict()
         self.last_number = 0
         #: source -> dest -> number of routers.
         self._dests: dict[str, dict[str, int]] = {}
-        #: The lsn of the last change of the registry; it is the version of `RouterPage` too.
+        #: The lsn of the last change of the registry; it is the version of `ListRoutersResult` too.
         self.lsn = 0
         context.on_command(protocol.PutRouter, self._put)
         context.on_command(protocol.SettleRouter, self._settle)
@@ -58,7 +58,7 @@ class Routers:
     # -- deciding
 
     def _put(self, command: protocol.PutRouter, now_ms: int, entries: LogEntries) -> Outcome:
-        current: Router | None = self.routers.get(command.name)
+        current: RegisteredRouter | None = self.routers.get(command.name)
         try:
             if current is None and self._max and len(self.routers) >= self._max:
                 raise Throttled(
@@ -72,7 +72,7 @@ class Routers:
         except StreamsError as error:
             return self._answer(entries, error)
         revision = self.last_number + 1
-        router = Router(
+        router = RegisteredRouter(
             name=command.name,
             number=revision,
             route=replace(command.route, revision=revision),
@@ -88,7 +88,7 @@ class Routers:
         self._context.log(changes.RouterRegistered(router), entries)
         return self._answer(entries, protocol.PutRouterResult(router, current is None, current))
 
-    def _check_cycle(self, route: Route, *, without: Router | None) -> None:
+    def _check_cycle(self, route: Route, *, without: RegisteredRouter | None) -> None:
         path = self._path(route.dest, route.source, without=_ends(without.route) if without else None)
         if path is not None:
             cycle = [route.source, *path]
@@ -132,8 +132,8 @@ class Routers:
 
     def _list(self, command: protocol.ListRouters, now_ms: int, entries: LogEntries) -> Outcome:
         if command.version == self.lsn:
-            return self._answer(entries, protocol.RouterPage(self.lsn, True, [], False))
-        page: list[Router] = []
+            return self._answer(entries, protocol.ListRoutersResult(self.lsn, True, [], False))
+        page: list[RegisteredRouter] = []
         more = False
         for name in self.routers.irange(minimum=max(command.prefix, command.after)):
             if not name.startswith(command.prefix):
@@ -145,10 +145,10 @@ class Routers:
                 more = True
                 break
             page.append(router)
-        return self._answer(entries, protocol.RouterPage(self.lsn, False, page, more))
+        return self._answer(entries, protocol.ListRoutersResult(self.lsn, False, page, more))
 
-    def _find(self, name: str, number: int) -> Router | None:
-        router: Router | None = self.routers.get(name)
+    def _find(self, name: str, number: int) -> RegisteredRouter | None:
+        router: RegisteredRouter | None = self.routers.get(name)
         return router if router is not None and router.number == number else None
 
     def _answer(self, entries: LogEntries, reply: protocol.Reply | StreamsError) -> Outcome:
@@ -176,7 +176,7 @@ class Routers:
             self._add(router)
         self.last_number = state.last_router_number
 
-    def _add(self, router: Router) -> None:
+    def _add(self, router: RegisteredRouter) -> None:
         self.routers[router.name] = router
         counts = self._dests.setdefault(router.route.source, {})
         counts[router.route.dest] = counts.get(router.route.dest, 0) + 1

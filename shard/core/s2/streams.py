@@ -271,7 +271,7 @@ class Streams:
             first_untrimmed = min(state.first_seq_for_new_readers - 1, log.visible_seq)
             if first_untrimmed > start:
                 start, rests_on = first_untrimmed, max(rests_on, state.trim_lsn)
-        page = _Page(command)
+        page = _StreamPageCollector(command)
         next_number = page.fill(box, start)
         if command.wait_ms and not page.parts and not page.is_full:
             return Outcome(entries, None)
@@ -345,7 +345,7 @@ def _start(box: Box, command: ReadStream, cipher: s2.Cipher | None) -> int:
     return start
 
 
-class _Page(RunCollector):
+class _StreamPageCollector(RunCollector):
     """Collects the runs of one read within its limits, which are exact."""
 
     __slots__ = (

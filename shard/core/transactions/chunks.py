@@ -21,7 +21,7 @@ _CHUNK_MEMORY, _PIECE_MEMORY = 600, 40
 _CHUNK_BYTES, _NAME_BYTES = 1024, 160
 
 
-class Times(NamedTuple):
+class ClientTimes(NamedTuple):
     """Client times of the rows of one box: the latest one (-1 if none), and whether some rows lack one."""
 
     latest: int
@@ -35,19 +35,21 @@ class Piece(NamedTuple):
     records: int
     #: Bytes of the rendered rows, without seqs, times and the fixed part of each record.
     size: int
-    times: Times | None
+    times: ClientTimes | None
 
     def merge(self, other: Piece) -> Piece:
         """Return the totals of these rows and of other rows of the same box."""
         times, more = self.times, other.times
         if times is not None and more is not None:
-            both: Times | None = Times(max(times.latest, more.latest), times.has_gaps or more.has_gaps)
+            both: ClientTimes | None = ClientTimes(
+                max(times.latest, more.latest), times.has_gaps or more.has_gaps
+            )
         elif times is None and more is None:
             both = None
         else:
             client_times = times or more
             assert client_times is not None
-            both = Times(client_times.latest, True)
+            both = ClientTimes(client_times.latest, True)
         return Piece(self.box, self.records + other.records, self.size + other.size, both)
 
 
@@ -146,13 +148,13 @@ def _sizes(head: PackedHead, body: bytes) -> Iterator[int]:
         yield size + beside * count // total
 
 
-def _times(head: PackedHead, body: bytes) -> list[Times]:
+def _times(head: PackedHead, body: bytes) -> list[ClientTimes]:
     numbers = array("q")
     numbers.frombytes(body[-head.sizes[4] :])
-    times: list[Times] = []
+    times: list[ClientTimes] = []
     first = 0
     for count in head.counts:
         own = numbers[first : first + count]
-        times.append(Times(max(own), min(own) < 0))
+        times.append(ClientTimes(max(own), min(own) < 0))
         first += count
     return times

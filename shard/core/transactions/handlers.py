@@ -30,7 +30,7 @@ from shard.core.boxes.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.transactions import permissions
-from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
+from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, ClientTimes, Piece, cost_of, memory_of
 from shard.core.transactions.commits import Commit, Start, Step, Target, render_step
 from shard.core.transactions.epochs import Epoch
 from shard.core.transactions.state import MARKS_MAX, REPLACED_MAX, Mark, Txns
@@ -598,7 +598,7 @@ def _is_eager(box: Box) -> bool:
     return box.is_memory or box.is_object
 
 
-def _last_ts(part: changes.TxnPart, times: Times | None, now_ms: int) -> int:
+def _last_ts(part: changes.TxnPart, times: ClientTimes | None, now_ms: int) -> int:
     """Return the time of the last of these rows, as `resolve_times` will set it."""
     if part.mode == "arrival":
         return max(now_ms, part.not_before)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from shard.core.boxes.box import Box
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.messages.commands import Follow, Page
+from streams.protocol.messages.commands import Follow, FollowResult
 
 
-def page_for(box: Box, command: Follow, durable_lsn: int) -> Page | None:
+def page_for(box: Box, command: Follow, durable_lsn: int) -> FollowResult | None:
     """Return the next page, or None when it would be empty and the reader waits."""
     upto = None
     if command.strong:
@@ -35,7 +35,7 @@ def page_for(box: Box, command: Follow, durable_lsn: int) -> Page | None:
         and page.next_from_seq == command.from_seq
     ):
         return None
-    return Page(
+    return FollowResult(
         box=page.box,
         records=page.records,
         next_from_seq=page.next_from_seq,
@@ -69,8 +69,8 @@ def durable_seq(box: Box, durable_lsn: int) -> int:
     return seq
 
 
-def _nothing(box: Box, command: Follow, upto: int) -> Page:
-    return Page(
+def _nothing(box: Box, command: Follow, upto: int) -> FollowResult:
+    return FollowResult(
         box=box.name,
         records=b"",
         next_from_seq=command.from_seq,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from streams.client import answers
 from streams.client.answers import Entry
-from streams.client.batching import Backlog, Batch, Bounds
+from streams.client.batching import Backlog, Bounds, PendingBatch
 from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, asleep
 from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
@@ -48,7 +48,7 @@ class AsyncTicket:
 
     __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: Batch[AsyncFlag], index: int) -> None:
+    def __init__(self, batch: PendingBatch[AsyncFlag], index: int) -> None:
         self._batch = batch
         self._index = index
 
@@ -96,9 +96,9 @@ class AsyncProducer:
         #: Guards all that follows; never held over a wait.
         self._lock = threading.Lock()
         self._backlog: Backlog[AsyncFlag] = Backlog(bounds)
-        self._newest: Batch[AsyncFlag] | None = None
+        self._newest: PendingBatch[AsyncFlag] | None = None
         self._waiting_for_room: list[AsyncFlag] = []
-        self._failures: list[Batch[AsyncFlag]] = []
+        self._failures: list[PendingBatch[AsyncFlag]] = []
         self._acked_count = self._failed_count = 0
         self._is_closing = False
         self._bell = AsyncBell()
@@ -166,9 +166,9 @@ class AsyncProducer:
             await asleep(0)  # a loop of submits lets the sending go on
         return ticket
 
-    def _new_batch(self) -> Batch[AsyncFlag]:
+    def _new_batch(self) -> PendingBatch[AsyncFlag]:
         self._batches_begun += 1
-        self._newest = Batch(f"{self._name}-{self._batches_begun}", AsyncFlag(), time.monotonic())
+        self._newest = PendingBatch(f"{self._name}-{self._batches_begun}", AsyncFlag(), time.monotonic())
         return self._newest
 
     async def flush(self) -> None:
@@ -208,7 +208,7 @@ class AsyncProducer:
     # -- sending
 
     async def _run(self) -> None:
-        batch: Batch[AsyncFlag] | None = None
+        batch: PendingBatch[AsyncFlag] | None = None
         try:
             while True:
                 with self._lock:
@@ -226,7 +226,7 @@ class AsyncProducer:
         finally:
             self._give_up(batch)
 
-    async def _deliver(self, batch: Batch[AsyncFlag], start: int, end: int, key: str) -> None:
+    async def _deliver(self, batch: PendingBatch[AsyncFlag], start: int, end: int, key: str) -> None:
         if self._has_stopped:  # within this very batch, whose halves go one after the other
             batch.settle(end - start, Closed(_NOT_SENT))
             return
@@ -246,7 +246,7 @@ class AsyncProducer:
         self._has_stopped = self._stops_at_failure and isinstance(outcome, StreamsError)
         batch.settle(end - start, outcome)
 
-    def _on_settled(self, batch: Batch[AsyncFlag]) -> None:
+    def _on_settled(self, batch: PendingBatch[AsyncFlag]) -> None:
         start = 0
         with self._lock:
             for end, outcome in batch.runs:
@@ -264,7 +264,7 @@ class AsyncProducer:
         for room in waiting:
             room.set()
 
-    def _give_up(self, batch: Batch[AsyncFlag] | None) -> None:
+    def _give_up(self, batch: PendingBatch[AsyncFlag] | None) -> None:
         """Settle all records when the task was cancelled or stops at a failure. The batch in flight is
         uncertain; the rest was not sent."""
         self._close()

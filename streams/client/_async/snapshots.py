@@ -29,7 +29,7 @@ import msgspec
 
 from streams.client.answers import Record, Tombstone
 from streams.client.concurrency import ain_thread
-from streams.client.framing import TAG, Assembler, Part, Restored, entries_of, part_of, writes_of
+from streams.client.framing import TAG, Assembler, Restored, SnapshotPart, entries_of, part_of, writes_of
 from streams.client.json_values import encode_json
 from streams.client.stores import Store
 
@@ -119,7 +119,7 @@ def _end_of(item: Record | Tombstone) -> int:
     return item.seq if isinstance(item, Record) else item.earliest_seq - 1
 
 
-def _overtakes(part: Part | None, position: int) -> bool:
+def _overtakes(part: SnapshotPart | None, position: int) -> bool:
     return part is None or part.covers > position
 
 

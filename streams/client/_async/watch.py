@@ -44,7 +44,7 @@ class _Gap(Tombstone, frozen=True, kw_only=True):
     box: str
 
 
-class _Fault(msgspec.Struct):
+class _ErrorEvent(msgspec.Struct):
     code: Any
     error: str = ""
 
@@ -156,7 +156,7 @@ class AsyncWatch:
                 self.cursors.pop(deletion.box, None)
                 return [(deletion.box, deletion)]
             case "error":
-                fault = decode(event.data, _Fault)
+                fault = decode(event.data, _ErrorEvent)
                 raise AnswerLost(f"the server ended the stream: {fault.error or fault.code}")
             case _:
                 return []  # of a newer server

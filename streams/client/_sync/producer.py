@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from streams.client import answers
 from streams.client.answers import Entry
-from streams.client.batching import Backlog, Batch, Bounds
+from streams.client.batching import Backlog, Bounds, PendingBatch
 from streams.client.concurrency import Bell, Crew, Flag, sleep
 from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
@@ -49,7 +49,7 @@ class Ticket:
 
     __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: Batch[Flag], index: int) -> None:
+    def __init__(self, batch: PendingBatch[Flag], index: int) -> None:
         self._batch = batch
         self._index = index
 
@@ -97,9 +97,9 @@ class Producer:
         #: Guards all that follows; never held over a wait.
         self._lock = threading.Lock()
         self._backlog: Backlog[Flag] = Backlog(bounds)
-        self._newest: Batch[Flag] | None = None
+        self._newest: PendingBatch[Flag] | None = None
         self._waiting_for_room: list[Flag] = []
-        self._failures: list[Batch[Flag]] = []
+        self._failures: list[PendingBatch[Flag]] = []
         self._acked_count = self._failed_count = 0
         self._is_closing = False
         self._bell = Bell()
@@ -167,9 +167,9 @@ class Producer:
             sleep(0)  # a loop of submits lets the sending go on
         return ticket
 
-    def _new_batch(self) -> Batch[Flag]:
+    def _new_batch(self) -> PendingBatch[Flag]:
         self._batches_begun += 1
-        self._newest = Batch(f"{self._name}-{self._batches_begun}", Flag(), time.monotonic())
+        self._newest = PendingBatch(f"{self._name}-{self._batches_begun}", Flag(), time.monotonic())
         return self._newest
 
     def flush(self) -> None:
@@ -209,7 +209,7 @@ class Producer:
     # -- sending
 
     def _run(self) -> None:
-        batch: Batch[Flag] | None = None
+        batch: PendingBatch[Flag] | None = None
         try:
             while True:
                 with self._lock:
@@ -227,7 +227,7 @@ class Producer:
         finally:
             self._give_up(batch)
 
-    def _deliver(self, batch: Batch[Flag], start: int, end: int, key: str) -> None:
+    def _deliver(self, batch: PendingBatch[Flag], start: int, end: int, key: str) -> None:
         if self._has_stopped:  # within this very batch, whose halves go one after the other
             batch.settle(end - start, Closed(_NOT_SENT))
             return
@@ -247,7 +247,7 @@ class Producer:
         self._has_stopped = self._stops_at_failure and isinstance(outcome, StreamsError)
         batch.settle(end - start, outcome)
 
-    def _on_settled(self, batch: Batch[Flag]) -> None:
+    def _on_settled(self, batch: PendingBatch[Flag]) -> None:
         start = 0
         with self._lock:
             for end, outcome in batch.runs:
@@ -265,7 +265,7 @@ class Producer:
         for room in waiting:
             room.set()
 
-    def _give_up(self, batch: Batch[Flag] | None) -> None:
+    def _give_up(self, batch: PendingBatch[Flag] | None) -> None:
         """Settle all records when the thread ends early or stops at a failure. The batch in flight is
         uncertain; the rest was not sent."""
         self._close()

@@ -64,7 +64,9 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
 
 
-class Diff(msgspec.Struct, frozen=True, kw_only=True):
+class ReadBox(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads a page of records (`diff` in the API)."""
+
     box: str
     from_seq: int = 0
     from_ts: int | None = None
@@ -81,8 +83,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
 
 
-class Follow(Diff, frozen=True, kw_only=True):
-    """A live read (v0 §7): answered like `Diff`, as soon as there are records.
+class Follow(ReadBox, frozen=True, kw_only=True):
+    """A live read (v0 §7): answered like `ReadBox`, as soon as there are records.
 
     `strong` shows only records that are on disk. `awaits_box` waits until a missing box is created, where
     other reads fail at once.
@@ -92,14 +94,14 @@ class Follow(Diff, frozen=True, kw_only=True):
     awaits_box: bool = False
 
 
-class Scan(Diff, frozen=True, kw_only=True):
+class Scan(ReadBox, frozen=True, kw_only=True):
     """A read of stored records as buffers (`payloads/scans.py`), by bytes alone. `to_seq` 0 is the head."""
 
     to_seq: int = 0
     columns: int = scans.ALL
 
 
-class ReadStream(Diff, frozen=True, kw_only=True):
+class ReadStream(ReadBox, frozen=True, kw_only=True):
     """Reads a stream from a number (`from_seq`: see `model/sequenced.py`), a time, or an offset from the end.
 
     `begins` marks the first read of a client: the shard resolves and checks its start. `limit` and
@@ -174,7 +176,7 @@ Command = (
     | ListBoxes
     | DeleteBox
     | Append
-    | Diff
+    | ReadBox
     | GetRecord
     | GetTail
     | DeleteRecords
@@ -192,7 +194,7 @@ Command = (
 # ---------------------------------------------------------------------------------------------------
 
 
-class BoxPage(msgspec.Struct, frozen=True):
+class ListBoxesResult(msgspec.Struct, frozen=True):
     boxes: list[ListedBox]
     more: bool
 
@@ -207,7 +209,7 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
     return_seqs: bool
 
 
-class Records(msgspec.Struct, frozen=True, kw_only=True):
+class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
     box: str
     records: bytes
     next_from_seq: int
@@ -218,14 +220,14 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     records_scanned: int
 
 
-class Page(Records, frozen=True, kw_only=True):
+class FollowResult(DiffResult, frozen=True, kw_only=True):
     """The reply to `Follow`. It travels as numbers and bare records; a gateway renders it."""
 
     #: Time of the last append to the box.
     appended_ms: int = 0
 
 
-class OneRecord(msgspec.Struct, frozen=True):
+class GetRecordResult(msgspec.Struct, frozen=True):
     box: str
     record: bytes
 
@@ -240,11 +242,11 @@ class SessionReply(msgspec.Struct, frozen=True):
 Reply = (
     PutBoxReply
     | BoxState
-    | BoxPage
+    | ListBoxesResult
     | DeleteBoxReply
     | AppendResult
-    | Records
-    | OneRecord
+    | DiffResult
+    | GetRecordResult
     | Tail
     | DeleteRecordsReply
     | SetFenceReply

@@ -260,6 +260,6 @@ ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.AwaitMovesReply: _encode,
     queues.GroupState: _encode,
     queues.CommitGroupReply: _encode,
-    queues.GroupPage: _encode,
+    queues.ListGroupsResult: _encode,
     queues.DeleteGroupReply: _encode,
 }

@@ -148,7 +148,7 @@ class DeleteGroup(msgspec.Struct, frozen=True):
     group: str
 
 
-class GroupPage(msgspec.Struct, frozen=True):
+class ListGroupsResult(msgspec.Struct, frozen=True):
     groups: list[GroupState]
     more: bool
 
@@ -168,4 +168,4 @@ QueueReply = (
     | AwaitMovesReply
 )
 GroupCommand = CommitGroup | GetGroup | ListGroups | DeleteGroup
-GroupReply = GroupState | CommitGroupReply | GroupPage | DeleteGroupReply
+GroupReply = GroupState | CommitGroupReply | ListGroupsResult | DeleteGroupReply

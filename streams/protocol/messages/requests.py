@@ -185,7 +185,7 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
         raise InvalidRequest(f"node: has {len(nodes)} names, at most {NODES_MAX} are allowed", field="node")
     for node in nodes:
         check_text(node, "node", bytes_max=limits.node_bytes_max)
-    return commands.Diff(
+    return commands.ReadBox(
         box=head.box,
         from_seq=check_seq(request.from_seq or 0, "from_seq"),
         from_ts=request.from_ts,
@@ -433,7 +433,7 @@ _APPEND_ENDINGS = {
 }
 
 
-def _encode_records(reply: commands.Records) -> bytes:
+def _encode_records(reply: commands.DiffResult) -> bytes:
     tombstone = encode_json(reply.tombstone) if reply.tombstone else b"null"
     return b"".join(
         (
@@ -464,11 +464,11 @@ def _encode_put_box(reply: commands.PutBoxReply) -> bytes:
     return encode_json(msgspec.structs.replace(reply, config=reply.config.to_fields()))
 
 
-def _encode_one_record(reply: commands.OneRecord) -> bytes:
+def _encode_one_record(reply: commands.GetRecordResult) -> bytes:
     return b'{"box":"%b","record":%b}' % (reply.box.encode(), reply.record)
 
 
-def page_head(page: commands.Page) -> wire.PageHead:
+def page_head(page: commands.FollowResult) -> wire.PageHead:
     gap = page.tombstone
     return wire.PageHead(
         page.next_from_seq,
@@ -486,11 +486,11 @@ def _encode_session(reply: commands.SessionReply) -> bytes:
 
 _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.AppendResult: _encode_append,
-    commands.Records: _encode_records,
+    commands.DiffResult: _encode_records,
     commands.BoxState: _encode_state,
     commands.PutBoxReply: _encode_put_box,
-    commands.OneRecord: _encode_one_record,
-    commands.BoxPage: encode_json,
+    commands.GetRecordResult: _encode_one_record,
+    commands.ListBoxesResult: encode_json,
     commands.DeleteBoxReply: encode_json,
     commands.Tail: encode_json,
     commands.DeleteRecordsReply: encode_json,

@@ -33,7 +33,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
 
-class Router(msgspec.Struct, frozen=True, kw_only=True):
+class RegisteredRouter(msgspec.Struct, frozen=True, kw_only=True):
     """A router as the registry stores it."""
 
     name: str
@@ -104,23 +104,23 @@ class ListRouters(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class PutRouterResult(msgspec.Struct, array_like=True, frozen=True):
-    router: Router
+    router: RegisteredRouter
     created: bool
     #: The router that had this name with other endpoints until now.
-    previous: Router | None
+    previous: RegisteredRouter | None
 
 
 class GetRouterResult(msgspec.Struct, array_like=True, frozen=True):
-    router: Router | None
+    router: RegisteredRouter | None
 
 
-class RouterPage(msgspec.Struct, array_like=True, frozen=True):
+class ListRoutersResult(msgspec.Struct, array_like=True, frozen=True):
     version: int
     is_same: bool
-    routers: list[Router]
+    routers: list[RegisteredRouter]
     more: bool
 
 
 Command = PutRouter | SettleRouter | DropRouter | GetRouter | ListRouters
-Reply = PutRouterResult | GetRouterResult | RouterPage
-REPLIES: tuple[type[msgspec.Struct], ...] = (PutRouterResult, GetRouterResult, RouterPage)
+Reply = PutRouterResult | GetRouterResult | ListRoutersResult
+REPLIES: tuple[type[msgspec.Struct], ...] = (PutRouterResult, GetRouterResult, ListRoutersResult)

@@ -42,7 +42,7 @@ class BadProtobuf(ValueError):
     """The bytes are not the message that was expected."""
 
 
-class Record(NamedTuple):
+class BinaryRecord(NamedTuple):
     seq_num: int
     timestamp: int
     headers: Sequence[Header]
@@ -230,7 +230,7 @@ def join_records(
 # Reading
 
 
-def records_of(text: bytes) -> Iterator[Record]:
+def records_of(text: bytes) -> Iterator[BinaryRecord]:
     """The records of a stretch of a batch: entries with a separator between them."""
     at, end = 0, len(text)
     while at < end:
@@ -260,7 +260,7 @@ def _metered_size(text: bytes | memoryview, at: int, end: int) -> int:
     return size
 
 
-def _record(text: bytes, at: int, end: int) -> Record:
+def _record(text: bytes, at: int, end: int) -> BinaryRecord:
     seq_num = timestamp = sealed_size = 0
     headers: list[Header] = []
     body = ciphertext = b""
@@ -276,7 +276,7 @@ def _record(text: bytes, at: int, end: int) -> Record:
         elif tag == _SEALED:
             sealed_size, start = read_varint(text, start)
             ciphertext = text[start:stop]
-    return Record(seq_num, timestamp, headers, body, ciphertext, sealed_size)
+    return BinaryRecord(seq_num, timestamp, headers, body, ciphertext, sealed_size)
 
 
 def render_json(text: bytes, *, meta: bool, data: bool) -> bytes:
