@@ -32,6 +32,8 @@ from streams.protocol.errors import StreamsError
 HEARTBEAT_MS = 15_000
 #: A client that reads nothing for this long is disconnected, and its leases are released.
 _STALL_S = 30.0
+#: First lines of the events of the shard that pause and resume a stream.
+_PAUSE_EVENTS = (b"event: paused\n", b"event: resumed\n")
 #: Timeout for reporting the end of a stream to the shard.
 _END_S = 2.0
 
@@ -111,13 +113,17 @@ class _JobStream:
         await self._dispatch.to_owner(wire.OP_WORK_END, wire.RequestHead(self._box, self._query), b"")
 
     async def _keep_pushing(self, sink: Sink, unsent: UnsentCharge) -> None:
-        head = wire.RequestHead(self._box, f"{self._query}&wait_ms={HEARTBEAT_MS}")
+        query = f"{self._query}&wait_ms={HEARTBEAT_MS}"
+        is_paused = False
         while True:
+            head = wire.RequestHead(self._box, f"{query}&paused=true" if is_paused else query)
             try:
                 answer = await self._dispatch.to_owner(wire.OP_WORK, head, b"")
             except StreamsError as error:
                 sink.put(_error_event(error))
                 return
+            if answer.body.startswith(_PAUSE_EVENTS):
+                is_paused = answer.body.startswith(_PAUSE_EVENTS[0])
             sink.put(answer.body or sse.heartbeat(time.time_ns() // 1_000_000))
             unsent.settle()
             await unsent.wait_sent(_STALL_S)

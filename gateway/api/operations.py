@@ -202,6 +202,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "POST /v0/boxes/{box}/extend": _queue_operation(
         "Extend the leases of jobs.", replies.ExtendReply, bodies.ExtendBody
     ),
+    "POST /v0/boxes/{box}/pause": _queue_operation(
+        "Pause a queue: claims get no jobs.", replies.PauseReply, bodies.PauseBody, is_body_required=False
+    ),
+    "POST /v0/boxes/{box}/resume": _queue_operation(
+        "Resume a paused queue.", replies.PauseReply, bodies.PauseBody, is_body_required=False
+    ),
     "GET /v0/boxes/{box}/work": _queue_operation(
         "A stream of jobs, leased to the connection.",
         None,

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.api import unknown_fields
 from gateway.api.job_streams import JobStreams
-from gateway.api.responses import from_reply
+from gateway.api.responses import from_reply, from_shard
 from gateway.requests import sse
 from gateway.requests.content import check_content_type, control_body
 from gateway.requests.request import Request, Response
@@ -47,6 +47,20 @@ class QueueApi:
 
     async def extend(self, request: Request, box: str, rest: str) -> Response:
         return await self._forward(wire.OP_EXTEND, request, box)
+
+    async def pause(self, request: Request, box: str, rest: str) -> Response:
+        return await self._set_paused(request, box, is_paused=True)
+
+    async def resume(self, request: Request, box: str, rest: str) -> Response:
+        return await self._set_paused(request, box, is_paused=False)
+
+    async def _set_paused(self, request: Request, box: str, *, is_paused: bool) -> Response:
+        check_content_type(request, allow_ndjson=False)
+        body = await control_body(request, self._body_bytes_max)
+        if request.query:
+            raise InvalidRequest("query: pause and resume take no parameters", field="query")
+        head = wire.RequestHead(box, urlencode({"paused": "true" if is_paused else "false"}))
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_SET_PAUSED, head, body))
 
     async def work(self, request: Request, box: str, rest: str) -> Response:
         sse.check_accepts(request)

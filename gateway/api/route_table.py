@@ -85,6 +85,8 @@ def build_route_table(
             "ack": {"POST": queues.ack},
             "nack": {"POST": queues.nack},
             "extend": {"POST": queues.extend},
+            "pause": {"POST": queues.pause},
+            "resume": {"POST": queues.resume},
             "work": {"GET": queues.work},
             "requeue": {"POST": queues.requeue},
             "groups": {"GET": groups.list},

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from shard.core.boxes.box import Box
 from shard.core.changes import BoxFacts, Change, JobEntry, ShardState, TxnCommitted
-from shard.core.queues.queue import QueueCopy
+from shard.core.queues.job import QueueCopy
 from streams.protocol.model.records import Batch
 
 

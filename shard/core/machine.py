@@ -38,6 +38,7 @@ from shard.core.outcome import LogEntries as LogEntries
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queues.jobs import Jobs
+from shard.core.queues.operations import QueueOperations
 from shard.core.queues.queue import ADVANCE_MAX
 from shard.core.queues.record_moves import Moves
 from shard.core.routers.forwarding import Forwarding
@@ -131,6 +132,7 @@ class Machine(Context):
         self.forwarding = Forwarding(self)
         self.routers = Routers(self, routers_max)
         self.jobs = Jobs(self)
+        QueueOperations(self, self.jobs)
         self.moves = Moves(self, self.forwarding.outboxes)
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
         self._committing = TransactionHandlers(self, self.txns)

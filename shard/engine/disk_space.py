@@ -119,6 +119,7 @@ LOGGED_COMMANDS = frozenset(
         queues.Ack,
         queues.Nack,
         queues.Extend,
+        queues.SetPaused,
         queues.DeleteGroup,
         bulk.TxnCommit,
         bulk.TxnAbort,

@@ -41,6 +41,8 @@ SETTINGS: Final[dict[str, tuple[Any, str]]] = {
     "max_deliveries": (int, "Queue: deliveries after which a job becomes a dead letter; 0 = no limit."),
     "dead_letter": (str, "Queue: box that receives dead letters."),
     "leases_durable": (None, "Queue: leases survive a restart."),
+    "paused": (None, "Queue: claims get no jobs."),
+    "rate_per_s": (float, "Queue: largest number of deliveries per second; 0 = no limit."),
 }
 
 

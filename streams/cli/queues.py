@@ -195,6 +195,28 @@ def work(
     output.show_facts(facts, as_json=target.as_json)
 
 
+@example("streams queue pause jobs")
+@command.command("pause")
+@click.argument("queue")
+@server_options
+def pause(target: ServerTarget, queue: str) -> None:
+    """Stop deliveries: claims get no jobs until `resume`. Leased jobs can be finished."""
+    with target.client() as client:
+        client.queue(queue).pause()
+    output.show_facts({"queue": queue, "paused": True}, as_json=target.as_json)
+
+
+@example("streams queue resume jobs")
+@command.command("resume")
+@click.argument("queue")
+@server_options
+def resume(target: ServerTarget, queue: str) -> None:
+    """Deliver jobs again after a pause."""
+    with target.client() as client:
+        client.queue(queue).resume()
+    output.show_facts({"queue": queue, "paused": False}, as_json=target.as_json)
+
+
 @example("streams queue dead jobs")
 @command.command("dead")
 @click.argument("queue")

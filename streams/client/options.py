@@ -39,6 +39,8 @@ class BoxSettings(TypedDict, total=False):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    paused: bool
+    rate_per_s: float
 
 
 class WriteFields(TypedDict, total=False):

@@ -68,6 +68,7 @@ CONTRACT = {
     """,
     ADMIN: """
         PUT /v0/boxes/{box}                 PUT /v0/routers/{router}
+        POST /v0/boxes/{box}/pause          POST /v0/boxes/{box}/resume
     """,
     0: """
         GET /v0/ws                          GET /v0/placement               GET /v0/whoami

@@ -28,6 +28,8 @@ DEFAULTS = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "paused": False,
+    "rate_per_s": 0,
 }
 
 
@@ -196,6 +198,9 @@ ACCEPTED = [
     ("dead_letter", "some.other-box", "some.other-box"),
     ("dead_letter", None, None),
     ("leases_durable", True, True),
+    ("paused", True, True),
+    ("rate_per_s", 0.5, 0.5),
+    ("rate_per_s", 1_000_000, 1_000_000),
 ]
 
 
@@ -232,6 +237,7 @@ REFUSED = [
     ("max_deliveries", -1), ("max_deliveries", "3"),
     ("dead_letter", 5), ("dead_letter", "not a name"), ("dead_letter", ".x"),
     ("leases_durable", "yes"),
+    ("paused", 1), ("rate_per_s", -1), ("rate_per_s", "1"), ("rate_per_s", 1_000_001),
 ]  # fmt: skip
 
 

@@ -416,3 +416,42 @@ def test_methods_and_queries_are_checked(api, box):
     text = json.dumps({"node": "w"})
     response = api.client.post(f"/v0/boxes/{box}/claim", content=text, headers={"content-type": "text/plain"})
     api.refused(response, 415, "unsupported_media_type")
+
+
+# -- pause and rate
+
+
+def test_a_paused_queue_gives_nothing_until_it_resumes(api, box):
+    """§23: `paused: true`; a claim with `wait_ms` waits it out and wakes on resume."""
+    filled(api, box, 2)
+    assert api.ok(api.send("POST", f"/v0/boxes/{box}/pause"))["paused"] is True
+    assert api.state(box)["config"]["paused"] is True
+    answer = api.claim(box)
+    assert (answer["claimed"], answer["ready"], answer["paused"]) == ([], 2, True)
+    found = []
+    with api.another() as other:
+        thread = threading.Thread(target=lambda: found.append(other.claim(box, wait_ms=30_000)))
+        thread.start()
+        assert api.ok(api.call_queue(box, "resume"))["paused"] is False
+        thread.join()
+    assert seqs_of(found[0]) == [1] and "paused" not in found[0]
+
+
+def test_pause_and_resume_are_strict_and_for_queues_only(api, box):
+    """§20, §23: a log is `409`, a field is `400`."""
+    api.put(box)
+    api.refused(api.call_queue(box, "pause"), 409, "not_a_queue")
+    api.refused(api.call_queue(box, "resume", max=1), 409, "not_a_queue")
+    api.refused(api.call_queue(f"{box}-none", "pause"), 404, "box_not_found")
+    filled(api, f"{box}-q", 0)
+    api.refused(api.call_queue(f"{box}-q", "pause", max=1), 400, "invalid_request", "max")
+    api.refused(api.send("POST", f"/v0/boxes/{box}-q/pause?for=1"), 400, "invalid_request")
+
+
+def test_a_rate_bounds_what_claims_get(api, box):
+    """§23: `rate_per_s` with a burst of one second. A waiting claim gets its job when the rate allows it."""
+    filled(api, box, 5, rate_per_s=2)
+    first = api.claim(box, max=5)
+    assert seqs_of(first) == [1, 2] and first["ready"] == 3
+    assert seqs_of(api.claim(box, max=5, wait_ms=30_000))[0] == 3
+    api.refused(api.send("PUT", f"/v0/boxes/{box}", {"rate_per_s": -1}), 400, "invalid_request", "rate_per_s")

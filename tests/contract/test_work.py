@@ -67,6 +67,21 @@ def test_a_stream_pushes_jobs_as_events(api, box):
         assert api.ack(box, 1, lease_ids=[job["lease_id"]])["acked"] == 1
 
 
+def test_a_stream_reports_a_pause_and_goes_on_when_the_queue_resumes(api, box):
+    """§23: `paused` and `resumed` events; the stream stays open, and leased jobs can be settled."""
+    api.put(box, type="queue")
+    api.append(box, 1, 2)
+    with working(api, box, node="w", max=1) as work:
+        (first,) = work.jobs(1)
+        assert api.ok(api.call_queue(box, "pause"))["paused"] is True
+        event = work.next()
+        assert (event.name, event.json) == ("paused", {"box": box})
+        assert api.ack(box, 1, lease_ids=[first.json["lease_id"]])["acked"] == 1
+        assert api.ok(api.call_queue(box, "resume"))["paused"] is False
+        assert work.next().name == "resumed"
+        assert work.next().id == "2"
+
+
 def test_a_stream_holds_no_more_than_its_max_and_gets_more_for_what_it_settles(api, box):
     """§8: keeps <= max leased to this connection."""
     api.put(box, type="queue")

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.core.changes import ShardState
+from shard.core.queues import job as job_module
 from shard.core.queues import queue as queue_module
 from streams.protocol.messages import commands
 from tests.support.jobs import QueueDriver
@@ -33,6 +34,7 @@ def as_facts(state: ShardState) -> object:
 def few_jobs_at_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_module, "JOBS_AT_ONCE", 2)
+        patch.setattr(job_module, "JOBS_AT_ONCE", 2)
         yield
 
 

@@ -28,6 +28,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.leases: list[tuple[int, str, str]] = []
         self.unseen: list[range] = []
         self.acked: set[int] = set()
+        self.is_paused = False
 
     @initialize(
         durability=st.sampled_from(["fsync", "disk", "memory"]),
@@ -104,7 +105,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.driver.sync()
         self.follow()
         self.driver.machine.tick(self.now_ms)
-        claimable = self.model.claimable(self.now_ms)
+        claimable = [] if self.is_paused else self.model.claimable(self.now_ms)
         answers = self.driver.claim_together(*claims)
         self.follow()
         wanted: list[int] = []
@@ -187,6 +188,12 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.model.leases_durable = leases_durable
         self.follow()
 
+    @rule(is_paused=st.sampled_from([True, False, False]))
+    def pause_or_resume(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+        self.driver.ask(queues.SetPaused("b", is_paused))
+        self.follow()
+
     @rule(is_orderly=st.booleans())
     def next_life(self, is_orderly: bool) -> None:
         self.driver.sync()
@@ -226,7 +233,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     def nothing_is_stuck(self) -> None:
         """Whoever waits long enough gets every job that was never acked, and then there is none."""
-        self.driver.put(ttl_ms=0)
+        self.driver.put(ttl_ms=0, paused=False)
         self.driver.now_ms += 1_000_000
         self.driver.sync()
         self.follow()

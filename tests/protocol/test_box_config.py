@@ -39,6 +39,8 @@ def test_every_field_can_be_set_and_the_others_stay() -> None:
         "max_deliveries": 9,
         "dead_letter": "other",
         "leases_durable": True,
+        "paused": True,
+        "rate_per_s": 2.5,
     }
     for name, value in values.items():
         changed = merged(BoxConfig(), **{name: value})

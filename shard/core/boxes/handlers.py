@@ -64,8 +64,8 @@ class BoxHandlers:
         context.expire(box, now_ms, entries)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
         context.check_class(config, box)
-        old_class = box.config.durability
-        if config != box.config:
+        old_class, is_changed = box.config.durability, config != box.config
+        if is_changed:
             self._configure(box, config, entries)
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
         floor = box.floor_for_caps()
@@ -75,7 +75,8 @@ class BoxHandlers:
         context.arm_timer(box)
         lsn = max(box.config_lsn, entries[-1][0] if entries else 0)
         wait = context.durability.wait_for_config(lsn, old_class, config.durability)
-        wakes = (box.name,) if box.is_memory else ()
+        # A change of a memory box is visible at once. A queue may deliver more jobs, or none, from now on.
+        wakes = (box.name,) if box.is_memory or (box.queue is not None and is_changed) else ()
         return reply_after(wait, entries, commands.PutBoxReply(command.box, False, config), wakes)
 
     def _configure(self, box: Box, config: BoxConfig, entries: LogEntries) -> None:

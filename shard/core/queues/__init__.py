@@ -1,6 +1,9 @@
 """Queues: leases, jobs, and the moves of dead letters.
 
 jobs            handles the commands: claim, ack, nack, extend, the end of a connection with leased jobs
+operations      handles the commands of operators: pause, resume
+delivery_rate   how many jobs a queue may deliver now (`rate_per_s`)
+job             the entry of one job
 queue           the jobs of one queue: ready, leased, delayed, moving
 move_queue      the moves from one box to another: planned, arrived, and the metadata of a dead letter
 record_moves    moves dead letters to their box and back through outboxes; commands of a requeue

@@ -66,22 +66,22 @@ class Jobs:
     # -- claiming
 
     def _claim(self, command: queues.Claim, now_ms: int, entries: LogEntries) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, entries)
-        if box.config.claim_jitter_ms:
+        box, queue = self.queue_of(command.box, now_ms, entries)
+        if box.config.claim_jitter_ms and not _tells_of_pause(box, command):
             return self._context.nothing_yet(entries, now_ms + box.config.claim_jitter_ms)
         (answer,) = self._serve(box, queue, (command,), now_ms, entries)
-        if not answer.jobs and command.wait_ms:
+        if _may_wait(command, answer):
             return self._with_relay_wake(box, self._context.nothing_yet(entries))
         return self._answer_claim(box, answer, entries)
 
     def _claim_together(self, command: queues.BatchClaim, now_ms: int, entries: LogEntries) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, entries)
+        box, queue = self.queue_of(command.box, now_ms, entries)
         answers: list[queues.ClaimResult | None] = list(
             self._serve(box, queue, command.claims, now_ms, entries)
         )
         if not command.is_over:
             for at, (claim, answer) in enumerate(zip(command.claims, answers, strict=True)):
-                if answer is not None and not answer.jobs and claim.wait_ms:
+                if answer is not None and _may_wait(claim, answer):
                     answers[at] = None
         return self._answer_claim(box, queues.BatchClaimResult(answers), entries)
 
@@ -103,9 +103,17 @@ class Jobs:
     ) -> list[queues.ClaimResult]:
         """Lease jobs to claims: an even share to each if the queue coalesces claims, else in their order."""
         config = box.config
-        rooms = self._rooms(queue, claims)
+        if config.paused:
+            return self._serve_nothing(box, queue, claims)
+        rooms = self._rooms(box, queue, claims)
+        jobs_wanted = min(sum(rooms), PASS_JOBS_MAX)
+        count = (
+            min(jobs_wanted, queue.delivery_limit(config.rate_per_s, now_ms))
+            if config.rate_per_s
+            else jobs_wanted
+        )
         limit = config.max_deliveries if config.dead_letter is not None else 0
-        seqs, exhausted_seqs = queue.pick(box.log, min(sum(rooms), PASS_JOBS_MAX), limit)
+        seqs, exhausted_seqs = queue.pick(box.log, count, limit)
         moves = self._plan_dead_letters(box, queue, exhausted_seqs) if exhausted_seqs else None
         shares = (
             share_evenly(rooms, len(seqs)) if config.claim_jitter_ms else share_in_order(rooms, len(seqs))
@@ -123,11 +131,24 @@ class Jobs:
             self._lease(box, queue, claim, sorted(read), now_ms, entries) if read else []
             for claim, read in zip(claims, texts, strict=True)
         ]
+        ready, _ = self._totals(box, queue)
+        if config.rate_per_s:
+            delivered_count = sum(map(len, jobs_of_claims))
+            is_limited = ready > 0 and delivered_count == count < jobs_wanted
+            queue.pay(delivered_count, config.rate_per_s, now_ms, is_limited=is_limited)
         self._context.arm_timer(box)
+        return [
+            queues.ClaimResult(box.name, jobs, ready, claim.holder > 0, False, _tells_of_pause(box, claim))
+            for claim, jobs in zip(claims, jobs_of_claims, strict=True)
+        ]
+
+    def _serve_nothing(
+        self, box: Box, queue: Queue, claims: Sequence[queues.Claim]
+    ) -> list[queues.ClaimResult]:
         ready, _ = self._totals(box, queue)
         return [
-            queues.ClaimResult(box.name, jobs, ready, claim.holder > 0)
-            for claim, jobs in zip(claims, jobs_of_claims, strict=True)
+            queues.ClaimResult(box.name, [], ready, claim.holder > 0, True, _tells_of_pause(box, claim))
+            for claim in claims
         ]
 
     def _plan_dead_letters(self, box: Box, queue: Queue, seqs: list[int]) -> changes.MovesPlanned:
@@ -136,13 +157,16 @@ class Jobs:
         return self._context.moves.plan(box, box.config.dead_letter, seqs, deliveries, is_dead=True)
 
     @staticmethod
-    def _rooms(queue: Queue, claims: Sequence[queues.Claim]) -> list[int]:
-        """Return the number of jobs that each claim may get. Claims of one connection share its limit."""
+    def _rooms(box: Box, queue: Queue, claims: Sequence[queues.Claim]) -> list[int]:
+        """Return the number of jobs that each claim may get. Claims of one connection share its limit, and
+        one that reports the end of a pause gets none: its reply is that event."""
         reserved_rooms: dict[int, int] = {}
         rooms: list[int] = []
         for claim in claims:
             room = claim.max
-            if claim.holder:
+            if _tells_of_pause(box, claim):
+                room = 0
+            elif claim.holder:
                 room = max(0, queue.room(claim.holder, claim.max) - reserved_rooms.get(claim.holder, 0))
                 reserved_rooms[claim.holder] = reserved_rooms.get(claim.holder, 0) + room
             rooms.append(room)
@@ -221,7 +245,7 @@ class Jobs:
     # -- settling
 
     def _ack(self, command: queues.Ack, now_ms: int, entries: LogEntries) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, entries)
+        box, queue = self.queue_of(command.box, now_ms, entries)
         leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
         frees_room = any(queue.jobs[seq].holder for seq in leased_seqs)
         if leased_seqs:
@@ -235,7 +259,7 @@ class Jobs:
         return outcome._replace(wakes=(box.name,)) if frees_room else outcome
 
     def _nack(self, command: queues.Nack, now_ms: int, entries: LogEntries) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, entries)
+        box, queue = self.queue_of(command.box, now_ms, entries)
         leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
         lsn = 0
         if leased_seqs:
@@ -246,7 +270,7 @@ class Jobs:
         return outcome._replace(wakes=(box.name,)) if leased_seqs else outcome
 
     def _extend(self, command: queues.Extend, now_ms: int, entries: LogEntries) -> Outcome:
-        box, queue = self._queue_of(command.box, now_ms, entries)
+        box, queue = self.queue_of(command.box, now_ms, entries)
         leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
         deadline_ms = now_ms + command.lease_ms
         lsn = 0
@@ -262,7 +286,7 @@ class Jobs:
 
     def _release(self, command: queues.ReleaseHolder, now_ms: int, entries: LogEntries) -> Outcome:
         """Return the jobs of a closed connection to the queue: they are ready at once."""
-        box, queue = self._queue_of(command.box, now_ms, entries)
+        box, queue = self.queue_of(command.box, now_ms, entries)
         leased_seqs = queue.held_by(command.holder)
         if leased_seqs:
             self._return(box, queue, leased_seqs, 0, now_ms, entries)
@@ -297,7 +321,7 @@ class Jobs:
 
     # -- helpers
 
-    def _queue_of(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, Queue]:
+    def queue_of(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, Queue]:
         box = self._context.find_box(name, now_ms, entries)
         if box.queue is None:
             raise NotAQueue(f"box {name} is a log; only a box made with type queue has jobs", box=name)
@@ -366,6 +390,16 @@ def _require_jobs(change: changes.JobsExtended, box: Box) -> None:
 def _lsn_to_await(box: Box, lsn: int, skipped_seqs: list[int]) -> int:
     """Return the lsn that a reply waits for: of its own change, or of an ack that made it skip a job."""
     return max(lsn, box.floor_lsn if skipped_seqs else box.config_lsn)
+
+
+def _tells_of_pause(box: Box, claim: queues.Claim) -> bool:
+    """Return True if the claim is of a `/work` stream that does not know that its queue was paused or
+    resumed."""
+    return claim.holder > 0 and claim.knows_paused != box.config.paused
+
+
+def _may_wait(claim: queues.Claim, answer: queues.ClaimResult) -> bool:
+    return claim.wait_ms > 0 and not answer.jobs and not answer.is_pause_event
 
 
 def share_evenly(limits: Sequence[int], available: int) -> list[int]:

@@ -32,76 +32,26 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from pyroaring import BitMap64
 from sortedcontainers import SortedList
 
 from shard.core import changes
 from shard.core.boxes.log import Log
-
-READY, LEASED, DELAYED, MOVING = range(4)
+from shard.core.queues.delivery_rate import DeliveryRate
+from shard.core.queues.job import DELAYED, JOBS_AT_ONCE, LEASED, MOVING, READY, Job
+from shard.core.queues.job import QueueCopy as QueueCopy
 
 #: Entries that one call of `advance`, or a tick, examines: 10 ms. The rest is due at once again.
 ADVANCE_MAX = 5_000
 #: Jobs at `max_deliveries` that one claim moves to the dead letters.
 EXHAUSTED_MAX = 1000
-#: Jobs that a snapshot encodes at once: 2 ms.
-JOBS_AT_ONCE = 10_000
 #: Stale entries in the heap of due times before it is rebuilt.
 _STALE_MIN = 64
 #: An index is rebuilt when one in so many of its entries goes: cheaper than removing them one by one.
 _REBUILD_PART = 8
 #: All indexes are rebuilt when half of all entries go, and at least so many.
 _REBUILD_MIN = 1_000
-
-
-class Job(NamedTuple):
-    """The entry of a delivered job. Its first fields are those of a snapshot. It never changes: another one
-    replaces it. So a snapshot copies a list of them, a millisecond for 200,000."""
-
-    seq: int
-    deliveries: int
-    #: Of the last lease; "" after the job was returned.
-    lease_id: str
-    node: str
-    #: The connection whose end ends the lease; 0 = none.
-    holder: int
-    #: The end of the lease or of the delay.
-    due_ms: int
-    #: Number of deliveries in the log.
-    logged_deliveries: int
-    state: int
-
-
-class QueueCopy(NamedTuple):
-    """A copy of a queue for a snapshot, which encodes its jobs later, some at a time."""
-
-    fresh_seq: int
-    dead_lettered: int
-    jobs: list[Job]
-    leases_kept: bool
-
-    def take_some(self) -> list[changes.JobEntry]:
-        """Remove `JOBS_AT_ONCE` jobs. Returns their entries for the snapshot."""
-        some = self.jobs[-JOBS_AT_ONCE:]
-        del self.jobs[-JOBS_AT_ONCE:]
-        return self.entries(some)
-
-    def entries(self, some: Sequence[Job]) -> list[changes.JobEntry]:
-        if self.leases_kept:
-            return [job[:6] for job in some if job.state != MOVING]
-        return [
-            (job.seq, job.logged_deliveries, "", "", 0, 0 if job.lease_id else job.due_ms)
-            for job in some
-            if job.logged_deliveries and job.state != MOVING
-        ]
-
-    def facts_with(self, entries: list[changes.JobEntry]) -> changes.QueueFacts:
-        """Return the facts with these entries."""
-        # Without entries no live job is at or below `fresh_seq` (COVER), so it is not needed.
-        fresh_seq = self.fresh_seq if self.leases_kept and entries else 0
-        return changes.QueueFacts(fresh_seq=fresh_seq, jobs=entries, dead_lettered=self.dead_lettered)
 
 
 class Queue:
@@ -112,9 +62,11 @@ class Queue:
         "_due",
         "_floor_seq",
         "_holders",
+        "_rate",
         "_searched_seq",
         "dead_lettered",
         "delayed_count",
+        "delivered_count",
         "fresh_seq",
         "in_flight",
         "jobs",
@@ -133,6 +85,10 @@ class Queue:
         #: (due_ms, seq); stale entries are skipped.
         self._due: list[tuple[int, int]] = []
         self._holders: dict[int, set[int]] = {}
+        #: Of a queue with `rate_per_s`.
+        self._rate: DeliveryRate | None = None
+        #: Deliveries since start. Metrics only.
+        self.delivered_count = 0
         #: No job up to here is fresh: a search starts after it.
         self._searched_seq = 0
         #: No entry has a lower seq.
@@ -166,8 +122,29 @@ class Queue:
         """Return how many more jobs a connection may lease, up to `limit` at once."""
         return limit - len(self._holders.get(holder, ()))
 
+    def delivery_limit(self, rate_per_s: float, now_ms: int) -> int:
+        """Return how many jobs the rate of the queue allows now."""
+        if self._rate is None:
+            self._rate = DeliveryRate()
+        return self._rate.limit(rate_per_s, now_ms)
+
+    def pay(self, count: int, rate_per_s: float, now_ms: int, *, is_limited: bool) -> None:
+        """Count deliveries for the rate. With `is_limited`, claims want more jobs, and `advance` reports when
+        the rate allows them."""
+        assert self._rate is not None
+        self._rate.pay(count, rate_per_s, now_ms)
+        if is_limited:
+            self._rate.wait(rate_per_s, now_ms)
+
     def next_due_ms(self) -> int | None:
-        """Return the time at which the next lease or delay ends; None if there is none."""
+        """Return the time at which the next lease or delay ends, or the rate allows more; None if there is
+        none."""
+        due_ms = self._next_return_ms()
+        if self._rate is None or not self._rate.resume_ms:
+            return due_ms
+        return self._rate.resume_ms if due_ms is None else min(due_ms, self._rate.resume_ms)
+
+    def _next_return_ms(self) -> int | None:
         due = self._due
         while due:
             when, seq = due[0]
@@ -178,10 +155,14 @@ class Queue:
         return None
 
     def advance(self, now_ms: int) -> int:
-        """Make the jobs ready whose lease or delay has ended. Returns their number."""
+        """Make the jobs ready whose lease or delay has ended. Returns 0 if claims can get no more jobs by
+        that."""
         back = 0
+        if self._rate is not None and 0 < self._rate.resume_ms <= now_ms:
+            self._rate.resume_ms = 0
+            back = 1
         for _ in range(ADVANCE_MAX):
-            when = self.next_due_ms()
+            when = self._next_return_ms()
             if when is None or when > now_ms:
                 break
             _, seq = heapq.heappop(self._due)
@@ -248,6 +229,7 @@ class Queue:
             in_log = deliveries if is_logged else before.logged_deliveries if before is not None else 0
             self._put(Job(seq, deliveries, lease_id, node, holder, due_ms, in_log, LEASED))
         self.fresh_seq = max(self.fresh_seq, change.fresh_seq)
+        self.delivered_count += len(change.seqs)
 
     def apply_extend(self, change: changes.JobsExtended) -> None:
         for seq in change.seqs:
@@ -309,6 +291,8 @@ class Queue:
             if job.state in (LEASED, DELAYED):
                 self.jobs[seq] = job._replace(due_ms=job.due_ms - ms)
         self._list_due()
+        if self._rate is not None:
+            self._rate.rewind(ms)
 
     # -- snapshots
 

@@ -62,6 +62,14 @@ class AsyncQueue(AsyncBox):
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
         return await self.client.call("POST", f"{self.path}/{action}", kind, {**body, **more})
 
+    async def pause(self) -> None:
+        """Claims get no jobs until `resume`. Jobs that are leased can be finished."""
+        await self.client.call("POST", f"{self.path}/pause", replies.PauseReply)
+
+    async def resume(self) -> None:
+        """Ends a pause; waiting claims get their jobs."""
+        await self.client.call("POST", f"{self.path}/resume", replies.PauseReply)
+
     async def requeue(self, dead_letters: str, *, max: int = 100) -> int:
         """Moves jobs back that died here; how many."""
         body = {"from": dead_letters, "max": max}

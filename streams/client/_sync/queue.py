@@ -63,6 +63,14 @@ class Queue(Box):
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
         return self.client.call("POST", f"{self.path}/{action}", kind, {**body, **more})
 
+    def pause(self) -> None:
+        """Claims get no jobs until `resume`. Jobs that are leased can be finished."""
+        self.client.call("POST", f"{self.path}/pause", replies.PauseReply)
+
+    def resume(self) -> None:
+        """Ends a pause; waiting claims get their jobs."""
+        self.client.call("POST", f"{self.path}/resume", replies.PauseReply)
+
     def requeue(self, dead_letters: str, *, max: int = 100) -> int:
         """Moves jobs back that died here; how many."""
         body = {"from": dead_letters, "max": max}

@@ -98,6 +98,10 @@ class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box"
     max: Annotated[int, Meta(ge=1)] = 100
 
 
+class PauseBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Pause and resume have no fields."""
+
+
 class CommitBody(msgspec.Struct, forbid_unknown_fields=True):
     cursor: _Count
     if_cursor: _Count | None = None

@@ -38,6 +38,7 @@ OPS: dict[int, Need] = {
     wire.OP_ACK: Need(WRITE),
     wire.OP_NACK: Need(WRITE),
     wire.OP_EXTEND: Need(WRITE),
+    wire.OP_SET_PAUSED: Need(ADMIN),
     wire.OP_WORK: Need(READ | WRITE),
     wire.OP_WORK_END: Need(READ | WRITE),
     wire.OP_COMMIT_GROUP: Need(WRITE),

@@ -10,7 +10,15 @@ import msgspec
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import queues
-from streams.protocol.messages.bodies import AckBody, ClaimBody, CommitBody, ExtendBody, NackBody, RequeueBody
+from streams.protocol.messages.bodies import (
+    AckBody,
+    ClaimBody,
+    CommitBody,
+    ExtendBody,
+    NackBody,
+    PauseBody,
+    RequeueBody,
+)
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import (
     CLAIM_JOBS_MAX,
@@ -26,12 +34,25 @@ from streams.protocol.model.names import check_box_name, check_group_name, check
 from streams.protocol.payloads.appends import RecordLimits, check_seq, decode_json
 
 WAIT_MS_MAX = 30_000
+#: Ops that need a queue.
+QUEUE_OPS = frozenset(
+    (
+        wire.OP_CLAIM,
+        wire.OP_ACK,
+        wire.OP_NACK,
+        wire.OP_EXTEND,
+        wire.OP_SET_PAUSED,
+        wire.OP_WORK,
+        wire.OP_WORK_END,
+    )
+)
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
 _decode_claim = msgspec.json.Decoder(ClaimBody).decode
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_nack = msgspec.json.Decoder(NackBody).decode
 _decode_extend = msgspec.json.Decoder(ExtendBody).decode
+_decode_pause = msgspec.json.Decoder(PauseBody).decode
 _decode_requeue = msgspec.json.Decoder(RequeueBody).decode
 _decode_commit = msgspec.json.Decoder(CommitBody).decode
 
@@ -65,7 +86,8 @@ def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCo
 
 
 def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.Claim:
-    """One claim of a `/work` stream. `stream` and `wait_ms` are the gateway's; the rest is the client's."""
+    """One claim of a `/work` stream. `stream`, `wait_ms` and `paused` are the gateway's, the rest is the
+    client's."""
     check_box_name(head.box)
     query = Query(head.query)
     lease_ms = query.number("lease_ms")
@@ -79,6 +101,7 @@ def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.C
         lease_ms=None if lease_ms is None else _lease_ms(lease_ms),
         wait_ms=min(query.number("wait_ms") or 0, WAIT_MS_MAX),
         holder=query.number("stream", low=1) or 1,
+        knows_paused=bool(query.flag("paused", False)),
     )
     query.reject_unknown()
     return command
@@ -137,6 +160,16 @@ def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueC
         lease_ids=request.lease_ids,
         lease_ms=_lease_ms(request.lease_ms),
     )
+
+
+def _set_paused(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    """Pause or resume. The gateway puts `paused` into the query."""
+    check_box_name(head.box)
+    query = Query(head.query)
+    is_paused = bool(query.flag("paused", None))
+    query.reject_unknown()
+    decode_json(_decode_pause, body or b"{}")
+    return queues.SetPaused(head.box, is_paused)
 
 
 def decode_requeue(body: bytes, box: str) -> RequeueBody:
@@ -213,6 +246,7 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
     wire.OP_ACK: _ack,
     wire.OP_NACK: _nack,
     wire.OP_EXTEND: _extend,
+    wire.OP_SET_PAUSED: _set_paused,
     wire.OP_WORK: _work,
     wire.OP_WORK_END: _work_end,
     wire.OP_REQUIRE_QUEUE: _require_queue,
@@ -229,13 +263,17 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
 
 
 def _encode_claim(reply: queues.ClaimResult) -> bytes:
+    if reply.is_pause_event:
+        name = b"paused" if reply.paused else b"resumed"
+        return b'event: %b\ndata: {"box":"%b"}\n\n' % (name, reply.box.encode())
     if reply.is_pushed:
         return b"".join([_event(reply.box, seq, job) for seq, job in reply.jobs])
-    return b'{"box":"%b","claimed":[%b],"count":%d,"ready":%d}' % (
+    return b'{"box":"%b","claimed":[%b],"count":%d,"ready":%d%b}' % (
         reply.box.encode(),
         b",".join([job for _, job in reply.jobs]),
         len(reply.jobs),
         reply.ready,
+        b',"paused":true' if reply.paused else b"",
     )
 
 
@@ -254,6 +292,7 @@ ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.AckReply: _encode,
     queues.NackReply: _encode,
     queues.ExtendReply: _encode,
+    queues.PauseReply: _encode,
     queues.ReleaseHolderReply: _encode,
     queues.RequireQueueReply: _encode,
     queues.PlanRequeueReply: _encode,

@@ -10,6 +10,7 @@ from streams.protocol.messages.replies import DeleteGroupReply as DeleteGroupRep
 from streams.protocol.messages.replies import ExtendReply as ExtendReply
 from streams.protocol.messages.replies import GroupState as GroupState
 from streams.protocol.messages.replies import NackReply as NackReply
+from streams.protocol.messages.replies import PauseReply as PauseReply
 
 CLAIM_JOBS_MAX = 1000
 SEQS_MAX = 1000
@@ -27,6 +28,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
     #: The connection that the leases end with; 0 = none, they end at their deadline only.
     holder: int = 0
+    #: True if the connection knows that the queue is paused.
+    knows_paused: bool = False
 
 
 class BatchClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,13 @@ class Nack(Ack, frozen=True, kw_only=True):
 
 class Extend(Ack, frozen=True, kw_only=True):
     lease_ms: int
+
+
+class SetPaused(msgspec.Struct, frozen=True):
+    """Pauses or resumes a queue."""
+
+    box: str
+    paused: bool
 
 
 class ReleaseHolder(msgspec.Struct, frozen=True):
@@ -106,6 +116,9 @@ class ClaimResult(msgspec.Struct, frozen=True):
     ready: int
     #: True if the jobs go out as events of a `/work` stream.
     is_pushed: bool = False
+    paused: bool = False
+    #: True if the reply tells a `/work` stream that the queue was paused or resumed.
+    is_pause_event: bool = False
 
 
 class BatchClaimResult(msgspec.Struct, frozen=True):
@@ -154,7 +167,16 @@ class ListGroupsResult(msgspec.Struct, frozen=True):
 
 
 QueueCommand = (
-    Claim | BatchClaim | Ack | Nack | Extend | ReleaseHolder | RequireQueue | PlanRequeue | AwaitMoves
+    Claim
+    | BatchClaim
+    | Ack
+    | Nack
+    | Extend
+    | SetPaused
+    | ReleaseHolder
+    | RequireQueue
+    | PlanRequeue
+    | AwaitMoves
 )
 QueueReply = (
     ClaimResult
@@ -162,6 +184,7 @@ QueueReply = (
     | AckReply
     | NackReply
     | ExtendReply
+    | PauseReply
     | ReleaseHolderReply
     | RequireQueueReply
     | PlanRequeueReply

@@ -211,6 +211,8 @@ class ClaimReply(msgspec.Struct, frozen=True):
     claimed: list[Job]
     count: Count
     ready: Count
+    #: True while the queue is paused; absent otherwise.
+    paused: bool = False
     warnings: Warnings = []
 
 
@@ -241,6 +243,13 @@ class ExtendReply(msgspec.Struct, frozen=True):
     extended: Count
     skipped: list[Seq]
     deadlines: dict[str, Millis]
+
+
+class PauseReply(msgspec.Struct, frozen=True):
+    """Whether the queue is paused now."""
+
+    box: BoxName
+    paused: bool
 
 
 class RequeueReply(msgspec.Struct, frozen=True, rename={"from_box": "from"}):

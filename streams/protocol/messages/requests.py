@@ -367,9 +367,6 @@ def decode_command(
     return decode(request_head, body, limits)
 
 
-_QUEUE_OPS = frozenset(
-    (wire.OP_CLAIM, wire.OP_ACK, wire.OP_NACK, wire.OP_EXTEND, wire.OP_WORK, wire.OP_WORK_END)
-)
 _BOX_OPS = frozenset(
     (
         wire.OP_DIFF,
@@ -385,7 +382,7 @@ _BOX_OPS = frozenset(
 def existence_check(op: int, head: bytes) -> Command | None:
     """Return the command that checks existence and type of the box; its error comes before that of an invalid
     request (v0 §20). None where names are invalid, or where the op may create its box."""
-    if op not in _QUEUE_OPS and op not in _BOX_OPS:
+    if op not in queue_requests.QUEUE_OPS and op not in _BOX_OPS:
         return None
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -394,7 +391,7 @@ def existence_check(op: int, head: bytes) -> Command | None:
             queue_requests.group_of(request_head)
     except (msgspec.DecodeError, InvalidRequest):
         return None
-    if op in _QUEUE_OPS:
+    if op in queue_requests.QUEUE_OPS:
         return RequireQueue(request_head.box)
     return commands.GetState(request_head.box, touch=False)
 

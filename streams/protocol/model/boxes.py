@@ -17,6 +17,8 @@ from streams.protocol.model.names import BoxName, check_box_name
 Durability = Literal["memory", "disk", "fsync", "object"]
 #: Classes whose acknowledged records survive a power loss (`durable: true`).
 DURABLE = ("fsync", "object")
+#: Deliveries per second that `rate_per_s` can limit a queue to.
+RATE_MAX = 1_000_000
 NON_NEGATIVE_MAX = 2**53 - 1  # the largest integer every JSON reader keeps exact
 
 _Count = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
@@ -50,6 +52,10 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    #: Claims get no jobs.
+    paused: bool = False
+    #: Deliveries per second; 0 = no limit.
+    rate_per_s: float = 0
 
     def to_fields(self) -> dict[str, Any]:
         """The config as answers show it: with `durable`, the boolean alias of `durability`."""
@@ -87,6 +93,8 @@ class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_deliveries: _Count | UnsetType = UNSET
     dead_letter: BoxName | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    rate_per_s: Annotated[float, Meta(ge=0, le=RATE_MAX)] | UnsetType = UNSET
 
 
 #: Values outside these bounds are clamped, not refused (v0 §1).
