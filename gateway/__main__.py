@@ -38,6 +38,7 @@ from gateway.shards.router_reconciler import RouterReconciler
 from gateway.shards.router_relay import RouterRelay
 from gateway.telemetry import peers
 from gateway.telemetry.collector import Collector
+from gateway.telemetry.history import Histories, Sampler
 from gateway.watch.service import Watch
 from streams import __version__, logs, process
 from streams.config import ChildArgs, Config, ConfigError
@@ -106,6 +107,7 @@ class Gateway:
         )
         rates = None if guard is None else guard.in_flight.rates
         self._key_use = KeyUseExchange(self._dispatch, self._watch.slots, rates, self._others)
+        self._sampler = Sampler(self._dispatch, self._report, samples_shards=arguments.index == 0)
         self._api = self._build_api()
 
     def __repr__(self) -> str:
@@ -142,6 +144,7 @@ class Gateway:
             logs_access=config.log == "debug",
             s2=self._s2,
             key_use=self._key_use,
+            histories=Histories(self._sampler, self._others, len(self._links)),
         )
 
     async def run(self) -> None:
@@ -180,7 +183,8 @@ class Gateway:
                 nursery.start_soon(self._key_use.run, lambda: guard.ring)
         if self._others:
             path = peers.socket_of(arguments.config.run_dir, arguments.index)
-            nursery.start_soon(peers.serve, path, self._report)
+            nursery.start_soon(peers.serve, path, self._report, self._sampler.ring)
+        nursery.start_soon(self._sampler.run)
         nursery.start_soon(self._s2.history.run)
         nursery.start_soon(self._pressure.run)
         nursery.start_soon(dispatch.answers.run)

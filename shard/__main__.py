@@ -220,7 +220,7 @@ class Shard:
             **self._machine.statistics(),
         }
 
-    def _report_unready(self, answer: Answer) -> None:
+    def _report_unready(self, answer: Answer, *, is_brief: bool = False) -> None:
         progress = round(self._server.progress, 4)
         answer(ShardReport(shard=self._arguments.index, replay_progress=progress, process=process.report()))
 

@@ -4,7 +4,7 @@ routes            `Api.handle`, which the fronts call for each request, `/v1` in
 route_table       every route and its handler
 boxes, records, queues, groups, routers     one file per resource, one method per route
 watch, websockets, job_streams              live responses: server-sent events, WebSocket, streams of jobs
-server_info, reports                        health, readiness, placement; metrics and status
+server_info, reports                        health, readiness, placement; metrics, status and history
 console, openapi_pages                      static pages; `/v0/openapi.json` and `/docs`
 openapi, operations                         the OpenAPI document, and the table of routes it is built from
 responses         turns a shard's reply into a response

@@ -7,6 +7,7 @@ import msgspec
 from gateway.api.responses import from_reply, from_shard
 from gateway.requests.content import check_content_type, decompress_body
 from gateway.requests.request import Request, Response
+from gateway.shards.box_lists import list_boxes
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.router_reconciler import RouterReconciler
 from streams.protocol import wire
@@ -52,4 +53,4 @@ class BoxApi:
         return await self._forward(wire.OP_SET_FENCE, request, box, with_body=True)
 
     async def list(self, request: Request) -> Response:
-        return from_reply(request, await self._dispatch.list_boxes(request.query, request.grant))
+        return from_reply(request, await list_boxes(self._dispatch, request.query, request.grant))

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.shards import box_lists
 from streams.protocol.messages import bodies, replies, server_replies
-from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.model.boxes import BoxPatch
 
 Schema = Mapping[str, Any]
@@ -25,6 +26,7 @@ def _flag(default: bool) -> Schema:
     return {"type": "boolean", "default": default}
 
 
+_TOUCH: Schema = {**_flag(True), "description": "False does not count as reading the box (priorities)."}
 _PAGE: Mapping[str, Schema] = {
     "prefix": _TEXT,
     "page_size": {"type": "integer", "minimum": 1, "maximum": PAGE_SIZE_MAX, "default": PAGE_SIZE_DEFAULT},
@@ -39,6 +41,7 @@ _STREAM: Mapping[str, Schema] = {
     "include_tags": _flag(False),
     "include_data": _flag(True),
     "consistency": {"enum": ["eventual", "strong"], "default": "eventual"},
+    "touch": _TOUCH,
 }
 _URGENT: Schema = {
     **_flag(False),
@@ -142,9 +145,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answers={200: replies.PutBoxReply, 201: replies.PutBoxReply},
         codes=("box_exists_incompatible", *STORED_CODES),
     ),
-    "GET /v0/boxes/{box}": _box_operation(
-        "The state of a box.", replies.BoxState, query={"touch": _flag(True)}
-    ),
+    "GET /v0/boxes/{box}": _box_operation("The state of a box.", replies.BoxState, query={"touch": _TOUCH}),
     "DELETE /v0/boxes/{box}": _box_operation(
         "Delete a box, its records, and every router from or to it.",
         replies.DeleteBoxReply,
@@ -173,6 +174,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         tag="records",
         body=bodies.DiffBody,
         is_body_required=False,
+        query={"touch": _TOUCH},
         headers=("Prefer",),
     ),
     "POST /v0/boxes/{box}/delete": _box_operation(
@@ -245,7 +247,20 @@ OPERATIONS: Final[dict[str, Operation]] = {
         headers=("Last-Event-ID",),
     ),
     "GET /v0/boxes": Operation(
-        tag="boxes", summary="All boxes, by name.", query=_PAGE, answers={200: replies.BoxPage}
+        tag="boxes",
+        summary="All boxes, by name or sorted by a number; with filters.",
+        query={
+            **_PAGE,
+            "kind": {"enum": [*box_lists.KINDS]},
+            "durability": {"enum": [*box_lists.DURABILITIES]},
+            "q": {**_TEXT, "maxLength": box_lists.Q_CHARS_MAX, "description": "Part of the name."},
+            "sort": {"enum": [*box_lists.SORTS], "default": "name"},
+            "order": {
+                "enum": [*box_lists.ORDERS],
+                "description": "The default is asc for `sort=name`, desc otherwise.",
+            },
+        },
+        answers={200: replies.BoxPage},
     ),
     "PUT /v0/routers/{router}": Operation(
         tag="routers",
@@ -301,6 +316,15 @@ OPERATIONS: Final[dict[str, Operation]] = {
     **{f"GET {path}": _READY for path in ("/v0/ready", "/readyz")},
     **{f"GET {path}": _METRICS for path in ("/v0/metrics", "/metrics")},
     "GET /v0/status": _probe("The state of the server, process by process.", server_replies.Status),
+    "GET /v0/history": Operation(
+        tag="operation",
+        summary="The last 15 minutes of the server, by the second.",
+        query={
+            "series": {**_TEXT, "description": "Names, separated by commas; all of them by default."},
+            "seconds": {"type": "integer", "minimum": 1, "maximum": 900, "default": 900},
+        },
+        answers={200: server_replies.History},
+    ),
     "GET /v0/openapi.json": Operation(tag="operation", summary="This document.", answers={200: dict}),
     "GET /docs": Operation(
         tag="operation", summary="This document, for people.", answers={200: None}, answer_type="text/html"

@@ -8,24 +8,34 @@ import trio
 
 from gateway.access.auth import Guard
 from gateway.access.key_use import KeyUseExchange
-from gateway.api.responses import from_facts
+from gateway.api.responses import from_facts, from_reply
 from gateway.requests.request import NO_STORE, Request, Response
 from gateway.telemetry.collector import Collector
 from gateway.telemetry.exposition import as_facts, as_text
+from gateway.telemetry.history import SECONDS_MAX, Histories
 from gateway.telemetry.server_reports import Reports
 from gateway.telemetry.status import status_of
 from streams.protocol.access.grants import ADMIN
-from streams.protocol.errors import NotAcceptable
+from streams.protocol.errors import InvalidRequest, NotAcceptable
 from streams.protocol.messages.query import Query
+from streams.protocol.messages.server_replies import History
+from streams.protocol.model.names import quote
 
 _TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ReportPages:
-    def __init__(self, collector: Collector, key_use: KeyUseExchange, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        key_use: KeyUseExchange,
+        guard: Guard | None = None,
+        histories: Histories | None = None,
+    ) -> None:
         self._collector = collector
         self._key_use = key_use
         self._guard = guard
+        self._histories = histories
 
     async def metrics(self, request: Request) -> Response:
         Query(request.query).reject_unknown()
@@ -46,6 +56,24 @@ class ReportPages:
         reports = await self._collector.gather()
         keys = await self._keys(reports) if shows_detail else []
         return from_facts(request, {**status_of(reports, shows_detail=shows_detail), "keys": keys})
+
+    async def history(self, request: Request) -> Response:
+        """`GET /v0/history`"""
+        query = Query(request.query)
+        seconds = query.number("seconds", low=1, high=SECONDS_MAX) or SECONDS_MAX
+        series = query.text("series")
+        query.reject_unknown()
+        assert self._histories is not None, "a gateway with reports has a history"
+        all_names = set(self._histories.names)
+        names = set(filter(None, (series or "").split(","))) or all_names
+        unknown = sorted(names - all_names)
+        if unknown:
+            raise InvalidRequest(
+                f"series: {quote(unknown[0])} is not a series; without `series` the answer has all of them",
+                field="series",
+            )
+        history = await self._histories.read(names, seconds)
+        return from_reply(request, History((history.end_s - seconds + 1) * 1000, 1000, history.series))
 
     async def _keys(self, reports: Reports) -> list[dict[str, Any]]:
         """Describe all keys with their limits and usage, without secrets."""

@@ -73,6 +73,7 @@ def build_route_table(
     if reports is not None:
         fixed_routes |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
         fixed_routes["/v0/status"] = {"GET": reports.status}
+        fixed_routes["/v0/history"] = {"GET": reports.history}
     return RouteTable(
         box_routes={
             "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},

@@ -12,9 +12,9 @@ from gateway.shards.router_reconciler import RouterReconciler
 from streams.protocol.access.grants import Grant
 from streams.protocol.errors import RouterCycle, RouterNotFound
 from streams.protocol.messages import replies, requests
+from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.replies import DeleteRouterReply, PutRouterReply, RouterPage, RouterState
-from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.routers import ListRouters, RegisteredRouter, Route
 from streams.protocol.model.names import check_box_name, check_router_name
 

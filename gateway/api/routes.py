@@ -29,6 +29,7 @@ from gateway.requests.request import S2_PREFIX, Request, Response
 from gateway.s2.endpoints import S2
 from gateway.shards.dispatch import Dispatch
 from gateway.telemetry.collector import Collector
+from gateway.telemetry.history import Histories
 from gateway.watch.service import Watch
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.model.names import quote
@@ -75,6 +76,7 @@ class Api:
         route_times: dict[str, Histogram] | None = None,
         logs_access: bool = False,
         key_use: KeyUseExchange | None = None,
+        histories: Histories | None = None,
     ) -> None:
         key_use = key_use or KeyUseExchange(dispatch, watch.slots)
         self._route_times = {} if route_times is None else route_times
@@ -100,7 +102,7 @@ class Api:
             version=version,
             draining=draining,
             watch=watch,
-            reports=None if collector is None else ReportPages(collector, key_use, guard),
+            reports=None if collector is None else ReportPages(collector, key_use, guard, histories),
         )
         self._box_endpoints = {
             action: self._endpoints(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)

@@ -2,6 +2,7 @@
 
 placement          which shard owns a box
 dispatch           one command to its owner, or one to every shard with the replies merged
+box_lists          lists of the boxes of all shards, by name or sorted
 links              connections to shards
 router_relay       copies records and jobs from shard to shard
 router_reconciler  attaches both ends of a registered router and detaches the ends of deleted ones

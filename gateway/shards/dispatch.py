@@ -32,17 +32,15 @@ from gateway.shards.links import Link
 from gateway.shards.placement import Placement
 from gateway.shards.process_states import REASONS
 from streams.protocol import wire
-from streams.protocol.access.grants import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
-from streams.protocol.messages import commands, queues
+from streams.protocol.messages import queues
+from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.query import Query
-from streams.protocol.messages.replies import BoxPage, GroupPage, ListedBox
-from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.messages.replies import GroupPage
 from streams.protocol.model.names import quote
 from streams.protocol.telemetry.pressure import Thresholds
 
 _encode_head = wire.head_encoder.encode
-_decode_boxes = msgspec.json.Decoder(commands.ListBoxesResult).decode
 _decode_groups = msgspec.json.Decoder(queues.ListGroupsResult).decode
 
 #: How long a readiness probe waits for a shard: orchestrators give up after a second or two.
@@ -133,30 +131,6 @@ class Dispatch:
                 for at, link in enumerate(self.links):
                     nursery.start_soon(ask, at, link)
         return answers
-
-    async def list_boxes(self, query: str, grant: Grant | None = None) -> BoxPage:
-        """Return one page of the boxes that the grant covers, over all shards, sorted by name (v0 §2.3).
-
-        It fails if a shard does not answer: a list without the names of that shard would be a silent loss."""
-        params = Query(query)
-        prefix = params.text("prefix") or ""
-        size = params.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
-        after = name_of(params.text("cursor"))
-        params.reject_unknown()
-        boxes: list[ListedBox] = []
-        more = False
-        for visible in (prefix,) if grant is None else grant.within(prefix):
-            each = urlencode({"prefix": visible, "after": after, "page_size": size})
-            for answer in await self.to_all(wire.OP_LIST_BOXES, wire.RequestHead(query=each)):
-                if isinstance(answer, StreamsError):
-                    raise answer
-                page = _decode_boxes(answer.body)
-                boxes += page.boxes
-                more = more or page.more
-        boxes.sort(key=lambda box: box.box)
-        more = more or len(boxes) > size
-        boxes = boxes[:size]
-        return BoxPage(boxes, cursor_of(boxes[-1].box) if more else None)
 
     async def list_groups(self, box: str, query: str) -> GroupPage:
         """Return one page of a box's groups, sorted by name (v0 §10)."""

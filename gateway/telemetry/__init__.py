@@ -2,6 +2,7 @@
 
 collector       gathers the reports of all processes
 peers           serves the report of this gateway to the other gateways
+history         the last 15 minutes by the second
 server_reports  the reports of all processes at one moment
 metrics         every metric, by subject
 exposition      renders the metrics as Prometheus text or JSON

@@ -26,6 +26,8 @@ RESTART_LATELY_S: Final = 15 * 60.0
 CLOCK_AHEAD_MAX_S: Final = 1.0
 #: A week and a day: what a weekly backup allows.
 BACKUP_AGE_MAX_S: Final = 8 * 86_400.0
+#: As the alert: a shard writes a snapshot long before.
+SNAPSHOT_AGE_MAX_S: Final = 3_600.0
 #: Damaged files and processes that one row lists.
 PARTS_MAX: Final = 5
 
@@ -190,6 +192,29 @@ def _backup(reports: Reports, shows_detail: bool) -> Check:
     return Check("backup", reports.backup_age_s <= BACKUP_AGE_MAX_S, f"the last one is {age} old", step)
 
 
+def _routers(reports: Reports, shows_detail: bool) -> Check:
+    blocked_count = sum(shard.totals.routers_blocked for shard in reports.shards)
+    lag = sum(shard.totals.router_lag for shard in reports.shards)
+    routers = sum(shard.totals.routers for shard in reports.shards)
+    if not blocked_count:
+        return Check("routers", True, f"{routers} routers, {lag} records behind, none is blocked")
+    rows = [row.router for shard in reports.shards for row in shard.routers if row.is_blocked]
+    names = f": {_join_parts(sorted(rows))}" if shows_detail and rows else ""
+    step = (
+        "`GET /v0/routers/NAME` has the last error of each: make room in its destination, create it again, "
+        "or delete the router. A blocked router retries by itself and loses nothing"
+    )
+    return Check("routers", False, f"{blocked_count} of {routers} routers are blocked{names}", step)
+
+
+def _snapshots(reports: Reports, shows_detail: bool) -> Check:
+    ages = [(shard.snapshot_age_s, shard.shard) for shard in reports.shards]
+    age_s, shard = max(ages, default=(0.0, 0))
+    finding = f"the oldest log without a snapshot has changes of {age_s / 60:.0f} minutes (shard {shard})"
+    step = "look at the server's log for `snapshot`; until one is written, a restart replays these changes"
+    return Check("snapshots", age_s <= SNAPSHOT_AGE_MAX_S, finding, step)
+
+
 _CHECKS: Final[tuple[Callable[[Reports, bool], Check], ...]] = (
     _processes,
     _restarts,
@@ -201,6 +226,8 @@ _CHECKS: Final[tuple[Callable[[Reports, bool], Check], ...]] = (
     _memory,
     _descriptors,
     _backup,
+    _routers,
+    _snapshots,
 )
 
 

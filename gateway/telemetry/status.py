@@ -26,6 +26,8 @@ def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
         "boxes": sum(sum(shard.totals.boxes.values()) for shard in shard_reports),
         "records": sum(shard.totals.records for shard in shard_reports),
         "bytes": sum(shard.totals.bytes for shard in shard_reports),
+        "queues": _queues(shard_reports),
+        "routers": _routers(shard_reports),
         "sse_connections": sum(gateway.sse_connections for gateway in reports.gateways),
         "watch_sessions": sum(shard.watch_sessions for shard in shard_reports),
         "resident_bytes": sum(each.process.resident_bytes for each in everyone),
@@ -45,6 +47,28 @@ def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
             _gateway(at, gateways.get(at)) | _why(reports.processes.gateways.get(at), shows_detail)
             for at in range(reports.gateways_total)
         ],
+    }
+
+
+def _queues(shards: list[ShardReport]) -> dict[str, Any]:
+    jobs = [shard.totals.jobs for shard in shards]
+    return {
+        "queues": sum(shard.totals.queues for shard in shards),
+        "ready": sum(each.ready for each in jobs),
+        "in_flight": sum(each.in_flight for each in jobs),
+        "delayed": sum(each.delayed for each in jobs),
+        "dead_lettered": sum(each.dead_lettered for each in jobs),
+        "oldest_s": max((each.oldest_s for each in jobs), default=0.0),
+    }
+
+
+def _routers(shards: list[ShardReport]) -> dict[str, Any]:
+    totals = [shard.totals for shard in shards]
+    return {
+        "routers": sum(each.routers for each in totals),
+        "blocked_routers": sum(each.routers_blocked for each in totals),
+        "lag": sum(each.router_lag for each in totals),
+        "lag_s": max((each.router_lag_s for each in totals), default=0.0),
     }
 
 
@@ -70,6 +94,11 @@ def _shard(at: int, report: ShardReport | None) -> dict[str, Any]:
         "disk": _DISK[report.disk.level],
         "wal_queue_bytes": report.wal.queue_bytes,
         "unsynced_frames": report.wal.unsynced_frames,
+        "segments": report.totals.segments,
+        "snapshot_age_s": round(report.snapshot_age_s, 1),
+        "unsealed_bytes": report.unsealed_bytes,
+        "cache_bytes": report.cache_bytes,
+        "objects_backlog_bytes": report.objects.backlog_bytes,
         "waiting_reads": report.waiting_reads,
         "waiting_claims": report.waiting_claims,
     }

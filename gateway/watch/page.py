@@ -37,6 +37,7 @@ class Encoding(NamedTuple):
     include_meta: bool = True
     include_data: bool = True
     strong: bool = False
+    touch: bool = True
 
     def request_head(self, box: str, place: Place, wait_ms: int) -> wire.FollowHead:
         return wire.FollowHead(
@@ -52,6 +53,7 @@ class Encoding(NamedTuple):
             wait_ms,
             self.strong,
             place.is_gone,
+            self.touch,
         )
 
 

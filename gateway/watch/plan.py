@@ -84,6 +84,7 @@ def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_ma
         include_tags=bool(params.flag("include_tags", False)),
         include_data=bool(params.flag("include_data", True)),
         consistency="strong" if consistency == "strong" else "eventual",
+        touch=bool(params.flag("touch", True)),
     )
     params.reject_unknown()
     start: Start = None if tail else cursors.CursorEntry(from_seq or 0)
@@ -110,4 +111,5 @@ def _encoding(options: WatchOptions, node_bytes_max: int) -> Encoding:
         include_meta=options.include_meta,
         include_data=options.include_data,
         strong=options.consistency == "strong",
+        touch=options.touch,
     )

@@ -22,6 +22,7 @@ from sortedcontainers import SortedDict
 
 from shard.core import changes, features
 from shard.core.boxes.box import RESERVE_SEQS, Box, placeholder
+from shard.core.boxes.box_rates import BoxRates
 from shard.core.boxes.key_expiry import KeyExpiry
 from shard.core.boxes.unsealed import UnsealedBoxes
 from shard.core.changes import Change
@@ -95,6 +96,8 @@ class Context(Kernel):
         self.not_recreated: dict[str, None] = {}
         #: Counters since start. Metrics only: no decision depends on them.
         self.tally = TallyReport()
+        #: Records appended a second by box: shown, and used to sort lists.
+        self.box_rates = BoxRates()
         #: Idempotency keys that are remembered.
         self.keys_kept = 0
         self.key_expiry = KeyExpiry()

@@ -27,6 +27,7 @@ from shard.core.boxes.appliers import BoxAppliers
 from shard.core.boxes.box import Box
 from shard.core.boxes.group_handlers import GroupHandlers
 from shard.core.boxes.handlers import BoxHandlers
+from shard.core.boxes.listing import BoxListing
 from shard.core.boxes.scanning import Scanning
 from shard.core.boxes.sealed import NotLoaded, Segment
 from shard.core.capture import Capture
@@ -127,6 +128,7 @@ class Machine(Context):
         self.usage = Usage(self)
         self.box_appliers = BoxAppliers(self)
         BoxHandlers(self)
+        BoxListing(self)
         GroupHandlers(self)
         Scanning(self)
         self.forwarding = Forwarding(self)

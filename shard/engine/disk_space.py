@@ -143,6 +143,7 @@ UNLOGGED_COMMANDS = frozenset(
         commands.GetState,
         commands.GetTail,
         commands.ListBoxes,
+        commands.ListSortedBoxes,
         commands.PutSession,
         commands.TakeSession,
         commands.KeepSession,

@@ -27,11 +27,19 @@ from shard.engine.fetcher import READ_BYTES, FetchedPayloads, OnFetched, is_in_c
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.bulk import Locate, States
-from streams.protocol.messages.commands import Command, GetRecord, GetState, GetTail, ListBoxes, ReadBox
+from streams.protocol.messages.commands import (
+    Command,
+    GetRecord,
+    GetState,
+    GetTail,
+    ListBoxes,
+    ListSortedBoxes,
+    ReadBox,
+)
 from streams.protocol.messages.forwards import Collect
 
 #: Commands that change nothing, and so wait for no other command.
-READS = (ReadBox, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
+READS = (ReadBox, GetRecord, GetState, GetTail, ListBoxes, ListSortedBoxes, Collect, Locate, States)
 
 #: Bytes that reads may have in flight at the fetcher, from this disk and from the cold store each. They stay
 #: in memory until the reads are answered. Further reads are queued.

@@ -218,7 +218,7 @@ class Connection:
             self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, level)
             return
         if message.op == wire.OP_REPORT:
-            server.report(partial(self._answer_report, message))
+            server.report(partial(self._answer_report, message), is_brief=bool(message.body))
             return
         if server.engine is None:
             error: StreamsError = NotReady(replay_progress=round(server.progress, 4))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import trio
 
-from shard.core.boxes.box_statistics import BoxRates, BoxStatistics
+from shard.core.boxes.box_statistics import BoxStatistics
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
 from shard.engine.timekeeper import Timekeeper
@@ -47,7 +47,6 @@ class Reporter:
         self._shard = shard
         self._rows_max = rows_max
         self._times = times
-        self._rates = BoxRates()
         self._pressure = pressure
         self._timekeeper = timekeeper
         self._waiting: list[Answer] = []
@@ -56,7 +55,12 @@ class Reporter:
     def __repr__(self) -> str:
         return f"<Reporter of shard {self._shard}, {len(self._waiting)} waiting>"
 
-    def request(self, answer: Answer) -> None:
+    def request(self, answer: Answer, *, is_brief: bool = False) -> None:
+        """Answer with a report. A brief one counts no boxes and no keys, and is answered at once."""
+        if is_brief:
+            census = BoxStatistics(self._machine, 0, now_ms=0, rates=self._machine.box_rates)
+            answer(self._report(census, {}))
+            return
         self._waiting.append(answer)
         self._request_event.set()
 
@@ -66,7 +70,9 @@ class Reporter:
             self._request_event = trio.Event()
             waiting, self._waiting = self._waiting, []
             now_ms = self._timekeeper.now_ms()
-            census = BoxStatistics(self._machine, self._rows_max, now_ms=now_ms, rates=self._rates)
+            census = BoxStatistics(
+                self._machine, self._rows_max, now_ms=now_ms, rates=self._machine.box_rates
+            )
             while census.step(_STEP_BOXES):
                 await trio.lowlevel.checkpoint()
             report = self._report(census, await self._key_use())

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import structlog
 import trio
@@ -38,6 +39,14 @@ log = structlog.get_logger()
 
 _EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
+
+
+class ReportRequest(Protocol):
+    def __call__(self, answer: Callable[[ShardReport], None], *, is_brief: bool = False) -> None: ...
+
+
+def _no_report(answer: Callable[[ShardReport], None], *, is_brief: bool = False) -> None:
+    """A server without a reporter answers no report."""
 
 
 class ShardServer:
@@ -73,7 +82,7 @@ class ShardServer:
         #: Finds the key of a secret. A client on the Unix socket may send one, as owner of its transactions.
         self.find_key: Callable[[str], Key | None] = lambda secret: None
         #: Requests a report; the callback gets it, at once or later.
-        self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
+        self.report: ReportRequest = _no_report
         self.times = AnswerTimes()
         self.recent_acks = RecentTimes(self.times.acks)
         self.pressure = ShardPressure(thresholds or Thresholds(), self.recent_acks)

@@ -173,6 +173,8 @@ class FollowHead(msgspec.Struct, array_like=True, gc=False):
     wait_ms: int = 0
     strong: bool = False
     awaits_box: bool = False
+    #: False if the read does not count for the priority of the box.
+    touch: bool = True
 
 
 class PageHead(msgspec.Struct, array_like=True, gc=False):

@@ -52,7 +52,7 @@ CONTRACT = {
         GET /v0/boxes/{box}/watch           GET /v0/boxes                   GET /v0/routers
         GET /v0/routers/{router}            POST /v0/boxes/{box}/diff       POST /v0/watch
         GET /v0/watch/{wid}                 GET /v0/metrics                 GET /metrics
-        GET /v0/status
+        GET /v0/status                      GET /v0/history
     """,
     WRITE: """
         POST /v0/boxes/{box}                POST /v0/boxes/{box}/ack        POST /v0/boxes/{box}/nack

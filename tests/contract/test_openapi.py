@@ -184,7 +184,16 @@ STORY = [
     ("DELETE /v0/boxes/{box}", LOG, None, {"if_empty": "false"}),
     *[
         (f"GET {path}", {}, None, {})
-        for path in ("/v0/health", "/health", "/healthz", "/ping", "/v0/ready", "/readyz", "/v0/status")
+        for path in (
+            "/v0/health",
+            "/health",
+            "/healthz",
+            "/ping",
+            "/v0/ready",
+            "/readyz",
+            "/v0/status",
+            "/v0/history",
+        )
     ],
     *[
         (f"GET {path}", {}, None, {})

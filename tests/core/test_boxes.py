@@ -126,6 +126,10 @@ def test_boxes_are_listed_by_name_page_by_page(driver: Driver) -> None:
         "durable": False,
         "durability": "disk",
         "effective_priority": 0.0,
+        "last_write_ts": 1000,
+        "lag": 0,
+        "rate": 0.0,
+        "queue": None,
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shard.core.boxes.box_statistics import WINDOW_MS, BoxRates, BoxStatistics
+from shard.core.boxes.box_rates import WINDOW_MS, BoxRates
+from shard.core.boxes.box_statistics import BoxStatistics
 from streams.protocol.messages import commands, queues
 from tests.support.carrying import tie
 from tests.support.machines import Driver

@@ -396,7 +396,8 @@ def test_the_other_replies_are_worded_as_they_are() -> None:
     put = commands.PutBoxReply("b", True, BoxConfig())
     assert status_of(put) == 201 and answer(put)["config"]["durable"] is False
     assert answer(commands.GetRecordResult("b", b'{"$seq":1}')) == {"box": "b", "record": {"$seq": 1}}
-    assert answer(commands.ListBoxesResult([{"box": "b"}], True)) == {"boxes": [{"box": "b"}], "more": True}
+    listed = answer(commands.ListBoxesResult([{"box": "b"}], True, 7))
+    assert (listed["boxes"], listed["more"], listed["total"]) == ([{"box": "b"}], True, 7)
     assert answer(commands.DeleteBoxReply("b", True, [])) == {
         "box": "b",
         "deleted": True,

@@ -1,8 +1,9 @@
 """Boxes: their records, positions, retention, groups and upkeep.
 
-Commands enter in three files:
+Commands enter in four files:
 
-handlers        create, configure, list, delete a box; append, read, follow, delete records; fence; sessions
+handlers        create, configure, delete a box; append, read, follow, delete records; fence; sessions
+listing         lists of boxes, by name or sorted by a number (`box_ordering.py`)
 group_handlers  cursors that a box keeps for its readers (`groups.py`)
 scanning        reads of bulk clients: scans, states of many boxes, positions of times
 
@@ -27,5 +28,6 @@ unsealed        boxes with unsealed batches, and which to seal first
 upkeep          plans of background work: seal, keep, rewrite, move, compact
 priority        whose readers are served first under pressure
 box_statistics  counts for metrics, a few boxes at a time
+box_rates       records appended a second, by box
 offline_edits   what repair and restore do to a log that nobody serves
 """

@@ -1,4 +1,4 @@
-"""Handles the commands of boxes: create, configure, list, delete; append, read, delete records, fence.
+"""Handles the commands of boxes: create, configure, delete; append, read, delete records, fence.
 
 Rules of the file
 - A write is worked out in full and checked before its first change is made.
@@ -11,18 +11,17 @@ import msgspec
 
 from shard.core import changes
 from shard.core.boxes.box import Box
-from shard.core.boxes.sealed import UNFINISHED, NotLoaded
+from shard.core.boxes.listing import queue_totals
+from shard.core.boxes.sealed import UNFINISHED
 from shard.core.context import Context
 from shard.core.durability import ReplyKind
 from shard.core.outcome import LogEntries, Outcome, reply_after
-from shard.core.queues.queue import Queue
 from shard.core.transactions.unrendered import NotRendered
 from shard.core.watch.pages import page_for
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.errors import BoxNotEmpty, FencingTokenMismatch, NotFound, Throttled
 from streams.protocol.messages import commands
-from streams.protocol.messages.replies import QueueTotals
-from streams.protocol.model.boxes import DURABLE, BoxConfig, merge
+from streams.protocol.model.boxes import BoxConfig, merge
 
 #: Idempotency keys remembered per shard. One costs about 320 bytes, so this is at most about 320 MB; at the
 #: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are refused
@@ -41,7 +40,6 @@ class BoxHandlers:
         context.on_command(commands.KeepSession, self._session)
         context.on_command(commands.GetState, self._get_state)
         context.on_command(commands.PutBox, self._put_box)
-        context.on_command(commands.ListBoxes, self._list_boxes)
         context.on_command(commands.DeleteBox, self._delete_box)
         context.on_command(commands.GetRecord, self._get_record)
         context.on_command(commands.GetTail, self._get_tail)
@@ -117,48 +115,9 @@ class BoxHandlers:
             last_write_ts=log.visible_ts or None,
             last_read_ts=box.volatile.last_read_ms,
             fencing_token=box.fencing_token,
-            queue=_queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
+            queue=queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
         )
         return self._context.answer(box, reply, entries, box.floor_lsn)
-
-    def _list_boxes(self, command: commands.ListBoxes, now_ms: int, entries: LogEntries) -> Outcome:
-        context = self._context
-        page: list[commands.ListedBox] = []
-        more = False
-        positions: list[tuple[Box, int]] = []
-        start = max(command.prefix, command.after)
-        for name in context.boxes.irange(minimum=start):
-            if not name.startswith(command.prefix):
-                break
-            if name <= command.after:
-                continue
-            if len(page) == command.limit:
-                more = True
-                break
-            box = context.boxes[name]
-            try:
-                context.expire(box, now_ms, entries)
-            except NotLoaded:
-                pass  # a tick will see to it; a list does not wait for payloads
-            positions.append((box, box.floor_lsn))
-            page.append(self._list_entry(box, now_ms))
-        return reply_after(
-            context.durability.wait_for_list(positions), entries, commands.ListBoxesResult(page, more)
-        )
-
-    def _list_entry(self, box: Box, now_ms: int) -> commands.ListedBox:
-        count, size = box.log.visible_totals()
-        return commands.ListedBox(
-            box=box.name,
-            type=box.config.type,
-            head_seq=box.log.visible_seq,
-            earliest_seq=box.visible_earliest_seq,
-            count=count,
-            bytes=size,
-            durable=box.config.durability in DURABLE,
-            durability=box.config.durability,
-            effective_priority=box.effective_priority(now_ms),
-        )
 
     def _delete_box(self, command: commands.DeleteBox, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context
@@ -236,7 +195,8 @@ class BoxHandlers:
 
     def _diff(self, command: commands.ReadBox, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)
-        box.volatile.last_read_ms = now_ms
+        if command.touch:
+            box.volatile.last_read_ms = now_ms
         rests_on = box.floor_lsn
         if command.group is not None:
             group = box.groups.require(command.group, box.name)
@@ -257,7 +217,8 @@ class BoxHandlers:
         page = page_for(box, command, context.durability.durable_lsn)
         if page is None:
             return Outcome(entries, None)
-        box.volatile.last_read_ms = now_ms
+        if command.touch:
+            box.volatile.last_read_ms = now_ms
         self._count_read(page)
         answer = ReplyKind.STRONG_READ if command.strong else ReplyKind.RECORDS
         return reply_after(context.durability.wait_for(answer, box, box.floor_lsn), entries, page)
@@ -341,9 +302,3 @@ class BoxHandlers:
         return Outcome(
             entries, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere))
         )
-
-
-def _queue_totals(queue: Queue, count: int, now_ms: int) -> QueueTotals:
-    """`ready`, `in_flight` and `delayed` make up `count`."""
-    queue.advance(now_ms)
-    return QueueTotals(queue.ready(count), queue.in_flight, queue.delayed_count, queue.dead_lettered)

@@ -57,6 +57,7 @@ class DiffBody(msgspec.Struct, forbid_unknown_fields=True):
     match: str | list[str] | None = None
     generation: _Count | None = None
     group: str | None = None
+    touch: bool | None = None
 
 
 class DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,6 +136,7 @@ class WatchOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_tags: bool = False
     include_data: bool = True
     consistency: Literal["eventual", "strong"] = "eventual"
+    touch: bool = True
 
 
 class WatchBody(WatchOptions, forbid_unknown_fields=True, kw_only=True):

@@ -44,6 +44,24 @@ class ListBoxes(msgspec.Struct, frozen=True):
     limit: int = 100
 
 
+class ListSortedBoxes(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a listing that is sorted or filtered (v0 §26).
+
+    `listing` names the ordering of the first page, which the gateway chose; `offset` is a position in it.
+    """
+
+    listing: str
+    offset: int = 0
+    limit: int = 100
+    prefixes: tuple[str, ...] = ("",)
+    kind: str = ""
+    durability: str = ""
+    #: Part of the name.
+    text: str = ""
+    sort: str = "name"
+    is_descending: bool = False
+
+
 class DeleteBox(msgspec.Struct, frozen=True):
     box: str
     if_empty: bool = False
@@ -81,6 +99,8 @@ class ReadBox(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None = None
     #: Read from this group's cursor; `from_seq` is not used then.
     group: str | None = None
+    #: False if the read does not count for the priority of the box.
+    touch: bool = True
 
 
 class Follow(ReadBox, frozen=True, kw_only=True):
@@ -174,6 +194,7 @@ Command = (
     PutBox
     | GetState
     | ListBoxes
+    | ListSortedBoxes
     | DeleteBox
     | Append
     | ReadBox
@@ -195,8 +216,15 @@ Command = (
 
 
 class ListBoxesResult(msgspec.Struct, frozen=True):
+    """A page of one shard. `keys` and `offsets` belong to the boxes of a sorted listing: the number that each
+    is sorted by, and the position after it. `is_unknown`: the shard has no such ordering any more."""
+
     boxes: list[ListedBox]
     more: bool
+    total: int = 0
+    keys: list[float] = []
+    offsets: list[int] = []
+    is_unknown: bool = False
 
 
 class AppendResult(msgspec.Struct, frozen=True, gc=False):

@@ -75,8 +75,8 @@ class BoxState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue: QueueTotals | None = None
 
 
-class ListedBox(msgspec.Struct, frozen=True):
-    """A box as a list shows it."""
+class ListedBox(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A box as a list shows it. `lag` is the largest of its groups and outgoing routers."""
 
     box: BoxName
     type: Kind
@@ -87,11 +87,21 @@ class ListedBox(msgspec.Struct, frozen=True):
     durable: bool
     durability: Durability
     effective_priority: float
+    last_write_ts: Millis | None
+    lag: Count
+    #: Records appended a second, over the last ten seconds or more.
+    rate: float
+    #: None unless it is a queue.
+    queue: QueueTotals | None = None
 
 
 class BoxPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`restarted` is true if the ordering of a sorted listing was dropped: this is a first page again."""
+
     boxes: list[ListedBox]
+    total: Count
     next_cursor: str | None = None
+    is_restart: bool = msgspec.field(default=False, name="restarted")
 
 
 class DeleteBoxReply(msgspec.Struct, frozen=True):

@@ -17,7 +17,14 @@ from streams.protocol.access.grants import check_append, check_patch
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import InvalidRequest, StreamsError
-from streams.protocol.messages import bulk_requests, commands, forwards, queue_requests, s2_requests
+from streams.protocol.messages import (
+    bulk_requests,
+    commands,
+    forwards,
+    list_requests,
+    queue_requests,
+    s2_requests,
+)
 from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
 from streams.protocol.messages.commands import Command, Match, Reply
 from streams.protocol.messages.query import Query
@@ -44,7 +51,6 @@ from streams.protocol.payloads.appends import (
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
 DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
 WAIT_MS_MAX = 30_000
-PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 NODES_MAX = 256
 
 
@@ -172,7 +178,9 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 
 def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _check_readable_box(head).reject_unknown()
+    query = _check_readable_box(head)
+    touch = query.flag("touch", True) is not False
+    query.reject_unknown()
     request: DiffBody = decode_json(_decode_diff, body or b"{}")
     if request.from_ts is not None and request.from_seq is not None:
         raise InvalidRequest("from_ts: cannot be given together with from_seq", field="from_ts")
@@ -199,6 +207,7 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
         match=parse_match(request.match) if request.match is not None else None,
         generation=request.generation,
         group=request.group,
+        touch=touch if request.touch is None else request.touch,
     )
 
 
@@ -215,18 +224,6 @@ def _get_state(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Com
     touch = query.flag("touch", True) is not False
     query.reject_unknown()
     return commands.GetState(head.box, touch)
-
-
-def _list_boxes(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    """A gateway asks each shard for one page; `after` is the last name it has, not the client's cursor."""
-    query = Query(head.query)
-    command = commands.ListBoxes(
-        query.text("prefix") or "",
-        query.text("after") or "",
-        query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT,
-    )
-    query.reject_unknown()
-    return command
 
 
 def _delete_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
@@ -309,6 +306,7 @@ def _follow(head: wire.FollowHead) -> Command:
         wait_ms=min(head.wait_ms, WAIT_MS_MAX),
         strong=head.strong,
         awaits_box=head.awaits_box,
+        touch=head.touch,
     )
 
 
@@ -324,7 +322,7 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
     wire.OP_DIFF: _diff,
     wire.OP_PUT_BOX: _put_box,
     wire.OP_GET_STATE: _get_state,
-    wire.OP_LIST_BOXES: _list_boxes,
+    wire.OP_LIST_BOXES: list_requests.decode,
     wire.OP_DELETE_BOX: _delete_box,
     wire.OP_GET_RECORD: _get_record,
     wire.OP_GET_TAIL: _get_tail,

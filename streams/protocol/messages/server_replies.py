@@ -73,6 +73,14 @@ class KeyFacts(msgspec.Struct, frozen=True):
     limits: dict[str, LimitUse]
 
 
+class History(msgspec.Struct, frozen=True):
+    """Numbers of the server by the second; null where a second was not measured."""
+
+    from_ts: Millis
+    step_ms: Count
+    series: dict[str, list[float | None]]
+
+
 class Health(msgspec.Struct, frozen=True):
     status: Annotated[str, one_of("ok")]
     version: str
@@ -119,6 +127,11 @@ class ShardStatus(ProcessStatus, frozen=True, kw_only=True):
     unsynced_frames: Count = 0
     waiting_reads: Count = 0
     waiting_claims: Count = 0
+    segments: Count = 0
+    snapshot_age_s: Annotated[float, Meta(description="Age of changes that no snapshot has.")] = 0.0
+    unsealed_bytes: Count = 0
+    cache_bytes: Count = 0
+    objects_backlog_bytes: Annotated[Count, Meta(description="Not yet in the object store.")] = 0
 
 
 class GatewayStatus(ProcessStatus, frozen=True, kw_only=True):
@@ -150,6 +163,24 @@ class StatusCheck(msgspec.Struct, frozen=True):
     next_step: Annotated[str, Meta(description="What an operator does about it, if it is wrong.")] = ""
 
 
+class QueuesStatus(msgspec.Struct, frozen=True):
+    """The jobs of all queues; `dead_lettered` counts those ever moved, `oldest_s` is an age."""
+
+    queues: Count
+    ready: Count
+    in_flight: Count
+    delayed: Count
+    dead_lettered: Count
+    oldest_s: float
+
+
+class RoutersStatus(msgspec.Struct, frozen=True):
+    routers: Count
+    blocked_routers: Count
+    lag: Count
+    lag_s: float
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     status: Annotated[str, one_of("ready", "replaying", "degraded")]
     version: str
@@ -157,6 +188,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     boxes: Count
     records: Count
     bytes: Count
+    queues: QueuesStatus
+    routers: RoutersStatus
     sse_connections: Count
     watch_sessions: Count
     resident_bytes: Count
