@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -379,3 +381,15 @@ def test_a_follower_goes_on_after_everything_was_killed_and_started_again(tmp_pa
                 other.box("b").append(3)
                 waiting.join(60)
             assert data(found) == [3]
+
+
+def test_a_client_gives_up_an_answer_after_its_timeout_but_not_during_a_long_poll(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with streams.Client(url, timeout=0.2, retry=NEVER) as client:
+            with pytest.raises(streams.AnswerLost):
+                client.health()
+            began_s = time.monotonic()
+            with pytest.raises(streams.AnswerLost):
+                client.box(name).page(wait_ms=300)
+            assert time.monotonic() - began_s >= 0.5, "an attempt waits for the poll and then for its timeout"

@@ -32,6 +32,7 @@ from streams.protocol.errors import (
     BoxNotFound,
     Busy,
     DataDamaged,
+    InvalidRequest,
     OutcomeUnknown,
     Refused,
     ShardUnavailable,
@@ -308,3 +309,19 @@ def test_a_write_over_the_cap_of_its_box_is_not_called_a_record_that_is_too_larg
     assert type(error) is WriteOverCap and isinstance(error, BY_CODE["record_too_large"])
     fault["detail"] = {"index": 0}
     assert type(error_of(400, json.dumps({"error": fault}).encode())) is BY_CODE["record_too_large"]
+
+
+# -- the public names
+
+
+def test_every_public_name_can_be_imported_and_is_listed() -> None:
+    for name in streams.__all__:
+        assert getattr(streams, name) is not None
+    assert set(streams.__all__) <= set(dir(streams))
+    errors = {name for name in streams.__all__ if name in {kind.__name__ for kind in BY_CODE.values()}}
+    assert errors == {kind.__name__ for kind in BY_CODE.values()}, "every error has a public name"
+
+
+def test_a_timeout_is_a_positive_number_of_seconds() -> None:
+    with pytest.raises(InvalidRequest, match="timeout"):
+        streams.Client(timeout=0)

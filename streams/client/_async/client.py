@@ -19,7 +19,7 @@ from streams.client.concurrency import asleep
 from streams.client.errors import NotAnAnswer, error_of
 from streams.client.retry import Retry
 from streams.client.transport import ANSWER_S, AsyncTransport
-from streams.protocol.errors import BoxNotFound, StreamsError
+from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError
 from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
 
@@ -36,10 +36,21 @@ class AsyncClient:
 
     Connections are made when they are needed and kept; one client is enough for a whole program, and all its
     tasks may use it. Without `url` and `key` it is the server that STREAMS_URL and STREAMS_KEY name.
-    `retry` says how long requests are repeated that can be.
+    `retry` says how long requests are repeated that can be. `timeout` is how many seconds one attempt waits
+    for its answer; a long poll (`wait_ms`) waits for as much longer as it asked for.
     """
 
-    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        key: str | None = None,
+        retry: Retry | None = None,
+        timeout: float = ANSWER_S,
+    ) -> None:
+        if not timeout > 0:
+            raise InvalidRequest(f"timeout: {timeout!r} is not a positive number of seconds", field="timeout")
+        self.timeout = timeout
         self.url = (url or os.environ.get("STREAMS_URL") or DEFAULT_URL).rstrip("/")
         self.retry = retry or Retry()
         self._transport = AsyncTransport(self.url, key or os.environ.get("STREAMS_KEY"))
@@ -193,7 +204,8 @@ class AsyncClient:
     ) -> T:
         """One request, with a JSON body or without, and its answer."""
         content = None if body is None else msgspec.json.encode(body)
-        raw = await self.send(method, path, content, is_repeatable=is_repeatable, retry=retry)
+        wait_s = body.get("wait_ms", 0) / 1000 if isinstance(body, dict) else 0.0
+        raw = await self.send(method, path, content, is_repeatable=is_repeatable, retry=retry, wait_s=wait_s)
         try:
             return answers.decode(raw, kind)
         except msgspec.DecodeError as error:
@@ -208,24 +220,29 @@ class AsyncClient:
         is_repeatable: bool = True,
         is_urgent: bool = False,
         retry: Retry | None = None,
+        wait_s: float = 0.0,
     ) -> bytes:
         """As `call`, with bytes. Repeats a request that may be repeated; the error it raises is true of all
-        attempts."""
+        attempts. The server may hold its answer back for `wait_s`."""
         attempts = Attempts(retry or self.retry, is_repeatable=is_repeatable)
         while True:
             try:
-                return await self._attempt(method, path, body, is_urgent=is_urgent)
+                return await self._attempt(
+                    method, path, body, is_urgent=is_urgent, answer_s=self.timeout + wait_s
+                )
             except StreamsError as error:
                 pause_s = attempts.pause_s(error)
                 if pause_s is None:
                     raise
             await asleep(pause_s)
 
-    async def _attempt(self, method: str, path: str, body: bytes | None, *, is_urgent: bool) -> bytes:
+    async def _attempt(
+        self, method: str, path: str, body: bytes | None, *, is_urgent: bool, answer_s: float
+    ) -> bytes:
         headers = {"content-type": "application/json"} if body is not None else {}
         if is_urgent:
             headers["x-streams-urgent"] = "1"
-        answer = await self._transport.send(method, path, body, headers=headers, answer_s=ANSWER_S)
+        answer = await self._transport.send(method, path, body, headers=headers, answer_s=answer_s)
         if 200 <= answer.status < 300:
             return answer.body
         raise error_of(

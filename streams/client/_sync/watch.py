@@ -45,7 +45,7 @@ class _Gap(Tombstone, frozen=True, kw_only=True):
     box: str
 
 
-class _Fault(msgspec.Struct):
+class _ErrorEvent(msgspec.Struct):
     code: Any
     error: str = ""
 
@@ -155,7 +155,7 @@ class Watch:
                 self.cursors.pop(deletion.box, None)
                 return [(deletion.box, deletion)]
             case "error":
-                fault = decode(event.data, _Fault)
+                fault = decode(event.data, _ErrorEvent)
                 raise AnswerLost(f"the server ended the stream: {fault.error or fault.code}")
             case _:
                 return []  # of a newer server
