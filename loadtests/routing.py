@@ -1,8 +1,8 @@
 """Measures routers: the latency of one hop, and the copies a second of a fan-out.
 
-A hop runs from the first byte of an append to the source until a long poll at the destination, on another
-shard, has its whole response, as a client sees it. Both ends are plain blocking sockets with prebuilt
-requests.
+A hop runs from the first byte of an append to the source until a long poll at the destination has its whole
+response, as a client sees it. Both ends are plain blocking sockets with prebuilt requests. Rows with `local`
+have both boxes on one shard, the others have them on two (chosen by the slots of their names).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from loadtests.rows import RECORD_BYTES, Bench, Case, CaseFailed, Measurement, R
 from streams.testing import Server
 
 FAN_OUT = 8
-HOP = "append at a source to its copy at a reader, "
+HOP = "append at a source to its copy at a reader, other shard, "
+LOCAL_HOP = "append at a source to its copy at a reader, same shard, "
 #: Longest wait for copies after the last write.
 CATCH_UP_S = 60.0
 _content_length = re.compile(rb"content-length: (\d+)\r\n", re.IGNORECASE).search
@@ -64,13 +65,14 @@ class Connection:
 
 @contextmanager
 def routed_boxes(
-    bench: Bench, server: Server, count: int, durability: str
+    server: Server, count: int, durability: str, *, is_local: bool = False
 ) -> Iterator[tuple[str, list[str]]]:
-    """Create a source and `count` destinations, the first on another shard if there is one."""
-    names = [f"routed-{number}" for number in range(8 * (count + 1))]
+    """Create a source and `count` destinations: all on its shard, or on all shards in turn, beginning with
+    another one if there is one."""
+    names = [f"routed-{number}" for number in range(16 * (count + 1))]
     groups = [list(boxes) for _, boxes in by_shard(server, names)]
     source = groups[0].pop()
-    groups.append(groups.pop(0))
+    groups = groups[:1] if is_local else [*groups[1:], groups[0]]
     dests = [name for turn in zip_longest(*groups) for name in turn if name is not None][:count]
     for box in (source, *dests):
         call(server, "PUT", f"/v0/boxes/{box}", {"durability": durability})
@@ -87,7 +89,8 @@ def hops(bench: Bench, case: Case) -> Measurement:
     server = bench.server()
     body = ('{"records":[' + record_text(random.Random(1), record_bytes=RECORD_BYTES) + "]}").encode()
     latencies = array("Q")
-    with routed_boxes(bench, server, 1, case.plan["durability"]) as (source, (dest,)):
+    durability, is_local = case.plan["durability"], case.plan["is_local"]
+    with routed_boxes(server, 1, durability, is_local=is_local) as (source, (dest,)):
         append = http_request(f"/v0/boxes/{source}", body)
         writer, reader = Connection(server.port), Connection(server.port)
         sizes = bench.sizes
@@ -113,7 +116,9 @@ def fan_out(bench: Bench, case: Case) -> Measurement:
     """Measure the time from the first append until the last copy is stored."""
     server = bench.server()
     batches = max(1, round(bench.sizes.seconds * 50))
-    with routed_boxes(bench, server, FAN_OUT, "disk") as (source, dests):
+    plan = dict(case.plan)
+    is_local = plan.pop("is_local")
+    with routed_boxes(server, FAN_OUT, "disk", is_local=is_local) as (source, dests):
         began_s = monotonic()
         result = bench.load(
             server,
@@ -124,7 +129,7 @@ def fan_out(bench: Bench, case: Case) -> Measurement:
             requests_max=batches,
             seconds=60,
             warm_up_s=0,
-            **case.plan,
+            **plan,
         )
         written_s = monotonic() - began_s
         head = call(server, "GET", f"/v0/boxes/{source}")["head_seq"]
@@ -147,23 +152,40 @@ def wait_for(server: Server, box: str, head: int) -> None:
         cursor = call(server, "GET", f"/v0/boxes/{box}")["head_seq"]
 
 
-ROUTER_CASES: Final[tuple[Case, ...]] = (
-    Case(
+def _hops(kind: str, title: str, p50: tuple[float, float] | None, *, durability: str, is_local: bool) -> Case:
+    return Case(
         (
-            Row("router-hop-disk-p50", HOP + "disk, p50", "ms", less_is_better=True),
-            Row("router-hop-disk-p99", HOP + "disk, p99", "ms", less_is_better=True),
+            Row(
+                f"router-{kind}-{durability}-p50",
+                f"{title}{durability}, p50",
+                "ms",
+                *(p50 or (None, None)),
+                True,
+            ),
+            Row(f"router-{kind}-{durability}-p99", f"{title}{durability}, p99", "ms", less_is_better=True),
         ),
         hops,
-        {"durability": "disk"},
-    ),
+        {"durability": durability, "is_local": is_local},
+    )
+
+
+ROUTER_CASES: Final[tuple[Case, ...]] = (
+    _hops("local-hop", LOCAL_HOP, (0.5, 0.3), durability="disk", is_local=True),
+    _hops("local-hop", LOCAL_HOP, None, durability="fsync", is_local=True),
+    _hops("hop", HOP, (1.5, 0.8), durability="disk", is_local=False),
+    _hops("hop", HOP, None, durability="fsync", is_local=False),
     Case(
-        (Row("router-hop-fsync-p50", HOP + "fsync, p50", "ms", less_is_better=True),),
-        hops,
-        {"durability": "fsync"},
-    ),
-    Case(
-        (Row("router-fan-out-8", "copies through a fan-out of 8, batch 1000", "records/s"),),
+        (
+            Row(
+                "router-local-fan-out-8", "copies through a fan-out of 8, same shard, batch 1000", "records/s"
+            ),
+        ),
         fan_out,
-        {"batch": 1000, "connections": 4},
+        {"batch": 1000, "connections": 4, "is_local": True},
+    ),
+    Case(
+        (Row("router-fan-out-8", "copies through a fan-out of 8, all shards, batch 1000", "records/s"),),
+        fan_out,
+        {"batch": 1000, "connections": 4, "is_local": False},
     ),
 )

@@ -774,9 +774,9 @@ CASES: Final[tuple[Case, ...]] = (
         deep_claims,
         {},
     ),
-    _watch(1, p50=(1.5, 0.7), p99=(5.0, 2.0)),
+    _watch(1, p50=(0.35, 0.25), p99=(0.8, 0.5)),
     _watch(10),
-    _watch(100, p50=(5.0, 2.0)),
+    _watch(100, p50=(1.0, 0.6)),
     _watch(1000),
     Case(
         (

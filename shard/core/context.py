@@ -286,6 +286,8 @@ class Context(Kernel):
                 wakes = (box.name, forwards.RELAY)
             return self.answer(box, reply, entries, 0)._replace(wakes=wakes)
         stage = self.durability.show_append(box, lsn, last_seq, batch.last_ts)
+        if box.outboxes:
+            self.forwarding.note_staged(box)
         return Outcome(entries, reply, lsn, stage is not Stage.LOGGED, (), 0, (), stage is Stage.STORED)
 
     @staticmethod

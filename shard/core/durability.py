@@ -27,6 +27,9 @@ a stage of the change that it rests on. That holds for refusals, reads and repea
     held rows                  logged                  logged
     a box that is not there    durable                 stored if the deletion of this name is on its way
 
+    A copy inside a shard is logged with its record if both wait for the same stage, otherwise when readers
+    see the record (`copyable_seq`).
+
      *  Records of a memory box are in no log. The box itself is: a reply waits until its creation is durable.
     **  Durable while the disk box has writes that wait for the disk: those above the durable ceiling of its
         reserved seqs, and all behind one that waits, so that none overtakes another.
@@ -235,6 +238,33 @@ class Durability:
         if COMMITTED_RECORDS[box.config.durability] is _DURABLE:
             box.volatile.staged_durable_lsn = lsn
             self._until_durable.append(_WaitingRecords(lsn, box, box.log.head_seq, box.log.last_ts))
+
+    def copyable_seq(self, source: Box, dest: Box) -> int:
+        """Return the last seq of a source whose copy into another box of this shard may be logged now.
+
+        No reader may see a copy before readers of the source can see the record. In the log the copy follows
+        its record. So a copy may be logged with its record if both wait for the same stage. An earlier stage
+        would show the copy first. A later one would have the reply to the record wait for a sync that only
+        the copy needs. Then the copy follows when the record is visible. It also does if the record waits for
+        the object store, which may get the boxes in another order.
+        """
+        log = source.log
+        if log.visible_seq == log.head_seq or source.is_object or log.tail.has_unrendered:
+            return log.visible_seq
+        if self._shows_when_logged(source):
+            is_same_stage = dest.is_disk and dest.volatile.staged_durable_lsn <= self.durable_lsn
+        else:
+            is_same_stage = APPENDED_RECORDS[dest.config.durability] in (_DURABLE, _STORED)
+        return log.head_seq if is_same_stage else log.visible_seq
+
+    def _shows_when_logged(self, box: Box) -> bool:
+        """Return True if readers see all records of this box when they are logged."""
+        volatile = box.volatile
+        return (
+            APPENDED_RECORDS[box.config.durability] is _LOGGED
+            and box.log.head_seq <= volatile.reserved_durable_seq
+            and volatile.staged_durable_lsn <= self.durable_lsn
+        )
 
     def show_when_stored(self, box: Box, lsn: int, seq: int, ts: int) -> None:
         self._until_stored.append(_WaitingRecords(lsn, box, seq, ts))

@@ -43,6 +43,7 @@ from shard.core.queues.operations import QueueOperations
 from shard.core.queues.queue import ADVANCE_MAX
 from shard.core.queues.record_moves import Moves
 from shard.core.routers.forwarding import Forwarding
+from shard.core.routers.local_copies import LocalCopies
 from shard.core.routers.registry import Routers
 from shard.core.s2.basins import Basins
 from shard.core.s2.streams import Streams
@@ -132,6 +133,7 @@ class Machine(Context):
         GroupHandlers(self)
         Scanning(self)
         self.forwarding = Forwarding(self)
+        self.local_copies = LocalCopies(self, self.forwarding)
         self.routers = Routers(self, routers_max)
         self.jobs = Jobs(self)
         QueueOperations(self, self.jobs)

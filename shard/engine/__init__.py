@@ -8,6 +8,7 @@ delivery          handles waiting commands again:
   refetch           commands that need something from disk
   waiting_reads     reads that wait for a record
   waiting_claims    claims that wait for a job
+local_copies      copies records between two boxes of this shard
 ticker            calls the engine when something is due; timekeeper has the clocks
 pressure          backpressure, and the disk's space; disk_space decides which commands a full disk accepts
 committer         group commit, in threads of its own; log_files creates and drops log files

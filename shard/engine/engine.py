@@ -90,6 +90,7 @@ from shard.engine.disk_space import DiskSpace, Level
 from shard.engine.durable_waits import DurableWaits, wait_for_any
 from shard.engine.execution import Execution
 from shard.engine.fetcher import FetchedPayloads, Fetcher
+from shard.engine.local_copies import LocalCopier
 from shard.engine.object_uploader import UploadTarget
 from shard.engine.pressure import Backpressure, SpaceWatch
 from shard.engine.refetch import READS, box_of
@@ -169,6 +170,7 @@ class Engine:
         )
         self._refetch = self.delivery.refetch
         self.backpressure = Backpressure(self._committer, machine.unsealed_boxes, settings.cache_bytes)
+        self._local_copier = self._new_local_copier()
         files = ShardFiles(disk, wal, snapshots, store, export_folder, upload_target)
         self._background = Background(
             machine, files, self._committer, self._cache, settings, self._ports(needs_lsn)
@@ -207,6 +209,18 @@ class Engine:
             post=self._post,
             on_failed=self._waits.fail,
             faults=self.faults,
+        )
+
+    def _new_local_copier(self) -> LocalCopier:
+        return LocalCopier(
+            self.machine,
+            self._execution,
+            self.staging,
+            self.backpressure,
+            self.disk_space,
+            wake=self._wake,
+            post=self._post,
+            end_turn=self._end_turn,
         )
 
     def _ports(self, needs_lsn: int) -> Ports:
@@ -254,6 +268,7 @@ class Engine:
             task_status.started()
             return
         self._space.update_level()
+        self._local_copier.is_on = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._space.run)
             nursery.start_soon(self._ticker.run, self.delivery.reads.waiting, self.delivery.claims.waiting)
@@ -263,6 +278,7 @@ class Engine:
     async def stop(self) -> None:
         """Stop in order: log the last change, take a snapshot, close the log. On a full disk the last two
         steps may be missing; the next start recovers from the log, as after a crash."""
+        self._local_copier.is_on = False
         if self._committer.waits_for_space:
             self._fetcher.stop()
             try:
@@ -352,15 +368,16 @@ class Engine:
         """Log the staged changes of one turn: few at once, many through the commit thread. This may wake
         claims that stage more changes, which are logged too."""
         self._ticker.check_deadlines(self.delivery.claims.waiting)
-        has_logged = False
+        has_answers = self._local_copier.copy_early()
         while self.staging.frames:
             logged_lsn = self.staging.write()
             if not logged_lsn:
                 break
             self._note_logged(logged_lsn, self._committer.append_ms_last)
             self._ticker.check_deadlines(self.delivery.claims.waiting)
-            has_logged = True
-        if has_logged:
+            has_answers = True
+        self._local_copier.post_next()
+        if has_answers:
             self._send_answers()
 
     def _end_turn(self) -> None:

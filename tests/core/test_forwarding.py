@@ -412,7 +412,7 @@ def test_a_record_is_copied_16_times_and_no_more(source: Driver) -> None:
     tie(source, source, dest="back", origin="there#1")
     tie(source, source, source="back", dest="from", origin="back#2")
     source.append("ping", box="from")
-    carry_all(source, source)
+    source.copy_all_locally()
     assert (source.state("from").head_seq, source.state("back").head_seq) == (9, 8)
 
 
@@ -422,8 +422,10 @@ def test_parcels_do_not_mix_hops(source: Driver, dest: Driver) -> None:
     source.append("copy", box="from")
     carry_all(source, dest)
     dest.append("own again", box="to")
-    dest.put("end")
-    tie(dest, dest, source="to", dest="end", origin="next#2")
+    end = Driver()
+    end.start("boot")
+    end.put("end")
+    tie(dest, end, source="to", dest="end", origin="next#2")
     hops = [forward_of(parcel).head.hops for _ in range(3) for parcel in collect(dest)]
     assert hops == [1, 2, 1]
 
@@ -764,7 +766,9 @@ def test_a_head_that_is_no_head_is_refused() -> None:
 
 def test_everything_says_what_it_is(source: Driver, dest: Driver) -> None:
     tie(source, dest)
-    assert repr(source.machine.forwarding) == "<Forwarding <Outboxes 1 waiting, 0 copy batches in flight>>"
+    assert repr(source.machine.forwarding) == (
+        "<Forwarding <Outboxes 1 waiting, 0 local, 0 copy batches in flight>>"
+    )
     assert repr(the_outbox(source)) == "<Outbox copy#1 to to at 0, 0 in flight, ok>"
     assert repr(Machine().routers) == "<Routers 0 up to number 0>"
     assert ForwardReply(1, 2, 3, 4).position == 2

@@ -274,6 +274,18 @@ class Life:
         self._fetcher.fetch(missing, 1_000, done)
         return came[0]
 
+    def copy_locally(self, *, is_early: bool) -> None:
+        """`LocalCopier._step`: one step of the copies between boxes of this shard."""
+        copies, now_ms = self.machine.local_copies, self.world.clock.now_ms
+        outcome = copies.step(now_ms, is_early=is_early)
+        self._hand_over(outcome, sync=outcome.until_durable)
+        while outcome.needs:
+            assert self._fetch(outcome.needs[0], []) is None
+            copies.resume(None, now_ms)
+            outcome = copies.step(now_ms, is_early=False)
+            self._hand_over(outcome, sync=outcome.until_durable)
+        self.cache.shrink()
+
     def tick(self) -> None:
         outcome = self.machine.tick(self.world.clock.now_ms)
         self._hand_over(outcome, sync=False)

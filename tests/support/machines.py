@@ -256,6 +256,27 @@ class Driver:
     def sync(self, lsn: int | None = None) -> list[str]:
         return self.machine.on_durable(self.machine.lsn if lsn is None else lsn)
 
+    def copy_locally(self, *, is_early: bool = False) -> Outcome:
+        """A step of the copies inside this shard, as the engine takes it, and the fetch that it needs."""
+        copies = self.machine.local_copies
+        outcome = self.keep(copies.step(self.now_ms, is_early=is_early))
+        for missing in outcome.needs:
+            if isinstance(missing, NotRendered):
+                self.render()
+            else:
+                SHELF.load(missing, self.machine)
+            copies.resume(None, self.now_ms)
+        return outcome
+
+    def copy_all_locally(self) -> None:
+        """Steps until nothing is left to copy inside this shard, with everything durable in between."""
+        for _ in range(10_000):
+            self.sync()
+            if not self.machine.local_copies.is_due:
+                return
+            self.copy_locally()
+        raise AssertionError("it never ends")
+
     def tick(self) -> Outcome:
         outcome = self.keep(self.machine.tick(self.now_ms))
         for missing in outcome.needs:

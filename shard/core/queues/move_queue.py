@@ -117,10 +117,13 @@ class MoveQueue(Outbox):
         arrives after it would count as a repeat."""
         return not self.in_flight and super().may_send
 
-    def look(self, after: int, records_max: int) -> Load:
+    def unseen_count(self, upto: int = 0) -> int:
+        return max(0, self.sendable_position - self.seen_from)
+
+    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
         """Select the records after `after` and set their metadata. Positions without a record are skipped."""
         lost_count = max(0, self.log_position.position - after)  # the destination lost confirmed copies
-        upto = max(after, self.log_position.position)
+        upto = max(after, self.log_position.position)  # durable plans only, whatever the caller allows
         texts: list[bytes] = []
         tags: list[bytes] = []
         size = 0

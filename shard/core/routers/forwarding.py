@@ -28,7 +28,8 @@ The destination:
     `Forward`: a batch ─► `_forward`: does it start at the origin's position? ─► one `BatchForwarded`
     if not, nothing changes, and the reply contains the origin's position
 
-The relay in between (`gateway/shards/router_relay.py`) has no state.
+The relay in between (`gateway/shards/router_relay.py`) has no state. If both boxes are on this shard, there
+is none: `local_copies.py` hands the batch from `outbox.py` to `receive`, and its reply to `settle`.
 
 Rules of the file
 - An endpoint is part of its box, like the config: it is logged, and durable before the reply. This holds for
@@ -38,11 +39,13 @@ Rules of the file
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.context import Context
-from shard.core.durability import ReplyKind
+from shard.core.durability import NOTHING, ReplyKind
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.move_queue import MoveQueue
@@ -57,13 +60,24 @@ from streams.protocol.messages.routers import router_of
 from streams.protocol.model.records import columns_of, render
 
 
+class Receipt(NamedTuple):
+    """The effect of a copy batch on its destination."""
+
+    box: Box
+    reply: ForwardReply
+    #: Boxes whose readers see the copies now.
+    wakes: tuple[str, ...] = ()
+    #: True if readers see the copies only when they are durable.
+    until_durable: bool = False
+
+
 class Forwarding:
     """The part of a machine that copies records between boxes. It works on the machine's own boxes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         context.on_check(self.check)
-        self.outboxes = Outboxes()
+        self.outboxes = Outboxes(context.boxes)
         #: The lsn of the last change of an endpoint, or of the start; also the version of `EndpointList`.
         self.endpoints_lsn = 0
         context.on_command(forwards.Forward, self._forward)
@@ -86,6 +100,14 @@ class Forwarding:
     # -- the destination
 
     def _forward(self, command: forwards.Forward, now_ms: int, entries: LogEntries) -> Outcome:
+        """Confirm copies only when they are durable, because the source never sends confirmed records again.
+        Readers see the copies as soon as other records of the box."""
+        receipt = self.receive(command, now_ms, entries)
+        wait = self._context.durability.wait_for(ReplyKind.COPY, receipt.box, receipt.box.last_lsn)
+        return reply_after(wait, entries, receipt.reply, receipt.wakes)
+
+    def receive(self, command: forwards.Forward, now_ms: int, entries: LogEntries) -> Receipt:
+        """Append a copy batch, if it starts at the origin's position."""
         context, head = self._context, command.head
         box = context.boxes.get(head.box)
         creation: changes.BoxCreated | None = None
@@ -99,8 +121,9 @@ class Forwarding:
             context.expire(box, now_ms, entries)
         origin = self._origin_for(box, head)
         if not copy_sources.fits(origin, head):
-            answer = ForwardReply(origin.generation, origin.position, origin.total, box.generation)
-            return self._confirm(box, answer, entries)
+            return Receipt(
+                box, ForwardReply(origin.generation, origin.position, origin.total, box.generation)
+            )
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
         change = _plan_copies(box, command, origin, now_ms) if head.count else None
@@ -110,22 +133,14 @@ class Forwarding:
         if creation is not None:
             context.log(creation, entries)
             box = context.generations[creation.generation]
-        answer = ForwardReply(head.life, head.upto, origin.total + head.count, box.generation)
+        reply = ForwardReply(head.life, head.upto, origin.total + head.count, box.generation)
         if change is not None:
             outcome = context.append_batch(command, box, change, creation is not None, entries)
-            return self._confirm(box, answer, entries, outcome.wakes)
+            return Receipt(box, reply, outcome.wakes, outcome.until_durable)
         lost_count = origin.lost_count + head.lost
         move = changes.OriginMoved(box.generation, head.origin, head.life, head.upto, lost_count)
         context.stage(move, box, entries)
-        return self._confirm(box, answer, entries)
-
-    def _confirm(
-        self, box: Box, reply: ForwardReply, entries: LogEntries, wakes: tuple[str, ...] = ()
-    ) -> Outcome:
-        """Confirm copies only when they are durable, because the source never sends confirmed records again.
-        Readers see the copies as soon as other records of the box."""
-        wait = self._context.durability.wait_for(ReplyKind.COPY, box, box.last_lsn)
-        return reply_after(wait, entries, reply, wakes)
+        return Receipt(box, reply)
 
     @staticmethod
     def _origin_for(box: Box, head: ForwardHead) -> Origin:
@@ -165,24 +180,35 @@ class Forwarding:
         return Outcome(entries, forwards.CollectReply(self.outboxes.start_lsn, batches))
 
     def _report_delivery(self, command: forwards.ReportDelivery, now_ms: int, entries: LogEntries) -> Outcome:
-        outbox = self.outboxes.on_reply(command, now_ms)
+        outbox = self.settle(command, now_ms, entries)
+        if outbox is not None:
+            self.outboxes.note((outbox,))
+        # An `AwaitMoves` may wait until records have left the source.
+        wakes = (RELAY, outbox.source) if isinstance(outbox, MoveQueue) else (RELAY,)
+        return Outcome(entries, forwards.ReportDeliveryReply(outbox is not None), wakes=wakes)
+
+    def settle(self, report: forwards.ReportDelivery, now_ms: int, entries: LogEntries) -> Outbox | None:
+        """Apply the result of a batch at its source. Return its outbox, or None if it is not in flight."""
+        outbox = self.outboxes.settle(report, now_ms)
         if outbox is not None:
             box = self._context.boxes[outbox.source]
             is_paused = outbox.is_move_queue and self.outboxes.are_moves_paused
             change = None if is_paused else outbox.change_of_move(box.generation, now_ms)
             if change is not None:
                 self._context.stage(change, box, entries)
-        # An `AwaitMoves` may wait until records have left the source.
-        wakes = (RELAY, outbox.source) if isinstance(outbox, MoveQueue) else (RELAY,)
-        return Outcome(entries, forwards.ReportDeliveryReply(outbox is not None), wakes=wakes)
+        return outbox
 
     def _apply_outbox_moved(self, change: changes.OutboxMoved, lsn: int) -> None:
         box = self._context.generations[change.generation]
         box.outboxes[change.origin].apply_logged(change.position, change.total)
 
     def note(self, box: Box) -> bool:
-        """Queue the outboxes of a box with new visible records. Return True if any of them may send now."""
+        """Queue the outboxes of a box with new visible records. Return True if the relay may collect."""
         return self.outboxes.note(box.outboxes.values())
+
+    def note_staged(self, box: Box) -> None:
+        """Queue the outboxes of a box with new records whose destination is on this shard."""
+        self.outboxes.note_staged(box.outboxes.values(), box.log.head_seq)
 
     # -- endpoints
 
@@ -229,17 +255,20 @@ class Forwarding:
         outbox = box.outboxes.get(command.origin) if box is not None else None
         if not isinstance(outbox, RouterOutbox):
             return self._when_durable(entries, forwards.OutboxState(is_tied=False))
-        return Outcome(
-            entries,
-            forwards.OutboxState(
-                is_tied=True,
-                forwarded_total=outbox.total,
-                position=outbox.done_position,
-                lag=outbox.lag,
-                is_blocked=bool(outbox.failures),
-                last_error=outbox.last_error,
-            ),
+        state = forwards.OutboxState(
+            is_tied=True,
+            forwarded_total=outbox.total,
+            position=outbox.done_position,
+            lag=outbox.lag,
+            is_blocked=bool(outbox.failures),
+            last_error=outbox.last_error,
         )
+        dest = self._context.boxes.get(outbox.dest)
+        wait = NOTHING
+        if dest is not None and not dest.is_object:
+            # Copies inside the shard count at once. Reply when readers can see them.
+            wait = self._context.durability.wait_for(ReplyKind.RECORDS, dest, dest.last_lsn)
+        return reply_after(wait, entries, state)
 
     def _list_endpoints(self, command: forwards.ListEndpoints, now_ms: int, entries: LogEntries) -> Outcome:
         """Return all endpoints of this shard, unless none has changed since the caller's version."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -109,6 +109,8 @@ class Outbox:
         "in_flight",
         "is_closed",
         "is_halted",
+        "is_local",
+        "is_relayed",
         "is_waiting",
         "last_error",
         "log_position",
@@ -154,7 +156,11 @@ class Outbox:
         #: True after an error: the outbox sends nothing until all batches in flight have a reply.
         self.is_halted = False
         self._rewind_position: int | None = None
+        #: True while it waits for the relay; True while it waits for a copy inside this shard.
         self.is_waiting = False
+        self.is_local = False
+        #: True if the relay has the batches in flight.
+        self.is_relayed = False
         self.is_closed = False
 
     def __repr__(self) -> str:
@@ -163,8 +169,13 @@ class Outbox:
 
     # -- for subclasses
 
-    def look(self, after: int, records_max: int) -> Load:
-        """Select the next records after `after`. Changes nothing."""
+    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
+        """Select the next records after `after`. Changes nothing. `upto` is the last position that may be
+        copied, if it is not the last one that readers can see."""
+        raise NotImplementedError
+
+    def unseen_count(self, upto: int = 0) -> int:
+        """Return the number of positions that no look has examined, up to the same bound."""
         raise NotImplementedError
 
     def label(self, load: Load, after: int) -> ForwardHead:
@@ -184,9 +195,9 @@ class Outbox:
             and len(self.in_flight) < OUTBOX_BATCHES_MAX
         )
 
-    def find(self) -> Load:
+    def find(self, upto: int = 0) -> Load:
         """Select the next load. Its losses include those in records that were skipped before it."""
-        load = self.look(self.seen_from, self.records_max)
+        load = self.look(self.seen_from, self.records_max, upto)
         return replace(load, lost_count=load.lost_count + self.seen_lost) if self.seen_lost else load
 
     def is_worth_sending(self, load: Load) -> bool:
@@ -226,13 +237,13 @@ class Outbox:
             self.is_halted = True
             self._rewind_position = answer.position
 
-    def on_failure(self, batch: _InFlight, code: str, message: str, now_ms: int) -> None:
+    def on_failure(self, count: int, code: str, message: str, now_ms: int) -> None:
         """Halt after an error: retry at once with fewer records, or later."""
         self.is_halted = True
         self.last_error = f"{code}: {message}" if message else code
-        if code in _TOO_MUCH and batch.count > 1:
+        if code in _TOO_MUCH and count > 1:
             # Retry at once with fewer records: a box with room for one record must get one.
-            self.records_max = max(1, batch.count // 2)
+            self.records_max = max(1, count // 2)
         elif not self.retry_at_ms:  # several batches in flight fail for one reason
             self.failures += 1
             self.retry_at_ms = now_ms + min(_RETRY_MS_MIN << min(self.failures - 1, 10), _RETRY_MS_MAX)
@@ -273,9 +284,13 @@ class Outbox:
 class Outboxes:
     """Schedules the outboxes of a shard: their turns, the batches in flight and the retries."""
 
-    def __init__(self) -> None:
-        #: Outboxes that may send, in the order of their turns. Each is here at most once.
+    def __init__(self, boxes: Container[str]) -> None:
+        """`boxes` has the names of all boxes of this shard."""
+        self._boxes = boxes
+        #: Outboxes that may send through the relay, in the order of their turns. Each is here at most once.
         self._waiting: deque[Outbox] = deque()
+        #: Outboxes that may copy into a box of this shard, likewise (`local_copies.py`).
+        self.local: deque[Outbox] = deque()
         self._in_flight: dict[int, tuple[Outbox, _InFlight]] = {}
         self._bytes_in_flight = 0
         self._numbers = itertools.count(1)
@@ -289,19 +304,46 @@ class Outboxes:
         self.start_lsn = 0
 
     def __repr__(self) -> str:
-        return f"<Outboxes {len(self._waiting)} waiting, {len(self._in_flight)} copy batches in flight>"
+        waiting = f"{len(self._waiting)} waiting, {len(self.local)} local"
+        return f"<Outboxes {waiting}, {len(self._in_flight)} copy batches in flight>"
 
     def note(self, outboxes: Iterable[Outbox]) -> bool:
-        """Queue outboxes that may have records to send. Return True if any of them may send now."""
+        """Queue outboxes that may have records to send. Return True if the relay may collect from any."""
         can_send = False
         for outbox in outboxes:
-            if not outbox.is_waiting and self._may_send(outbox):
+            if outbox.dest in self._boxes and not outbox.is_waiting:
+                self._note_local(outbox, 0)
+                continue
+            if not (outbox.is_waiting or outbox.is_local) and self.may_send(outbox):
                 outbox.is_waiting = True
                 self._waiting.append(outbox)
             can_send = can_send or outbox.is_waiting
         return can_send
 
-    def _may_send(self, outbox: Outbox) -> bool:
+    def note_staged(self, outboxes: Iterable[Outbox], upto: int) -> None:
+        """Queue outboxes whose destination is on this shard: their box has records up to `upto` that readers
+        may not see yet."""
+        for outbox in outboxes:
+            if outbox.dest in self._boxes and not outbox.is_waiting:
+                self._note_local(outbox, upto)
+
+    def _note_local(self, outbox: Outbox, upto: int) -> None:
+        # Batches of two ways would overtake each other. The relay's last reply queues the outbox again.
+        is_relayed = outbox.is_relayed and bool(outbox.in_flight)
+        if not (outbox.is_local or is_relayed) and outbox.unseen_count(upto) and self.may_send(outbox):
+            outbox.is_local = True
+            self.local.append(outbox)
+
+    def release_local(self) -> bool:
+        """Have the relay send what waits for a copy inside this shard. Return True if there is any."""
+        has_any = bool(self.local)
+        for outbox in self.local:
+            outbox.is_local, outbox.is_waiting = False, True
+        self._waiting.extend(self.local)
+        self.local.clear()
+        return has_any
+
+    def may_send(self, outbox: Outbox) -> bool:
         return outbox.may_send and not (self.are_moves_paused and outbox.is_move_queue)
 
     def close(self, outbox: Outbox) -> None:
@@ -326,7 +368,7 @@ class Outboxes:
             if size >= room or examined_count >= COLLECT_EXAMINE_MAX:
                 break
             load: Load | None = Load(outbox.seen_from)
-            if self._may_send(outbox):
+            if self.may_send(outbox):
                 try:
                     load = outbox.find()
                 except NotLoaded as error:
@@ -347,16 +389,12 @@ class Outboxes:
             self._waiting.append(outbox)
             return []
         outbox.is_waiting = False
-        if not self._may_send(outbox):
+        if not self.may_send(outbox):
             return []
         batches = []
         if outbox.is_worth_sending(load):
-            number = next(self._numbers)
             label = forwards.encode(outbox.label(load, outbox.sent_position))
-            outbox.on_sent(load, number)
-            in_flight = outbox.in_flight[number]
-            self._in_flight[number] = (outbox, in_flight)
-            self._bytes_in_flight += in_flight.bytes
+            number = self.begin(outbox, load, is_relayed=True)
             batches.append(
                 forwards.CopyBatch(number, outbox.source, outbox.origin, outbox.dest, label, load.text)
             )
@@ -365,6 +403,16 @@ class Outboxes:
         if load.more:
             self.note((outbox,))
         return batches
+
+    def begin(self, outbox: Outbox, load: Load, *, is_relayed: bool) -> int:
+        """Note that a load is in flight. Returns the number of its batch."""
+        number = next(self._numbers)
+        outbox.is_relayed = is_relayed
+        outbox.on_sent(load, number)
+        in_flight = outbox.in_flight[number]
+        self._in_flight[number] = (outbox, in_flight)
+        self._bytes_in_flight += in_flight.bytes
+        return number
 
     def _restart_for_relay(self, relay_id: int) -> None:
         """Send all batches in flight again: a new relay asks, and the last one may have lost them."""
@@ -378,7 +426,7 @@ class Outboxes:
 
     # -- replies
 
-    def on_reply(self, report: ReportDelivery, now_ms: int) -> Outbox | None:
+    def settle(self, report: ReportDelivery, now_ms: int) -> Outbox | None:
         """Apply the result of a batch. Return its outbox, or None if the batch is no longer in flight."""
         if report.shard_life != self.start_lsn or report.number not in self._in_flight:
             return None
@@ -392,19 +440,22 @@ class Outboxes:
             outbox.on_reply(batch, answer)
         else:
             code = report.code if answer is None else "seq_mismatch"
-            was_paused = bool(outbox.retry_at_ms)
-            outbox.on_failure(batch, code, report.message, now_ms)
-            if outbox.retry_at_ms and not was_paused:
-                heapq.heappush(self._retries, (outbox.retry_at_ms, next(self._order), outbox))
+            self.fail(outbox, batch.count, code, report.message, now_ms)
         outbox.settle()
-        self.note((outbox,))
         return outbox
+
+    def fail(self, outbox: Outbox, count: int, code: str, message: str, now_ms: int) -> None:
+        """Note that a batch of `count` records could not be copied."""
+        was_paused = bool(outbox.retry_at_ms)
+        outbox.on_failure(count, code, message, now_ms)
+        if outbox.retry_at_ms and not was_paused:
+            heapq.heappush(self._retries, (outbox.retry_at_ms, next(self._order), outbox))
 
     def next_retry_ms(self) -> int | None:
         return self._retries[0][0] if self._retries else None
 
     def retry(self, now_ms: int) -> bool:
-        """Queue the outboxes whose retry is due. Return True if any of them may send now."""
+        """Queue the outboxes whose retry is due. Return True if the relay may collect from any of them."""
         can_send = False
         while self._retries and self._retries[0][0] <= now_ms:
             _, _, outbox = heapq.heappop(self._retries)
@@ -417,7 +468,8 @@ class Outboxes:
 
     def check(self) -> None:
         """Asserts WAITING: an outbox waits at most once, and the bytes in flight are correct. For tests."""
-        waiting = [id(outbox) for outbox in self._waiting]
+        waiting = [id(outbox) for outbox in (*self._waiting, *self.local)]
         assert len(set(waiting)) == len(waiting), "WAITING"
         assert all(outbox.is_waiting for outbox in self._waiting), "WAITING"
+        assert all(outbox.is_local for outbox in self.local), "WAITING"
         assert self._bytes_in_flight == sum(batch.bytes for _, batch in self._in_flight.values()), "WAITING"

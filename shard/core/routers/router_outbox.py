@@ -1,7 +1,8 @@
 """The outbox of a router: selects the next records of the box's log and writes the head of a copy batch.
 
 Rules of the file
-- A router copies visible records only, whole batches at a time where possible.
+- A router copies whole batches at a time where possible. The relay gets visible records only; a copy inside
+  the shard may be logged with its record (`Durability.copyable_seq`).
 - The outbox counts losses: records that a cap, the TTL, a crash or the source's own source removed before
   they were copied. Deleted records are skipped and not counted (v0 §4.3, §6.1).
 - One copy batch has one number of hops, because a batch has.
@@ -58,21 +59,25 @@ class RouterOutbox(Outbox):
 
     @property
     def done_position(self) -> int:
-        """The seq up to which every record is copied or needs no copy."""
-        return self.position if self.in_flight or self.is_halted or self.retry_at_ms else self.seen_from
+        """The visible seq up to which every record is copied or needs no copy."""
+        is_busy = self.in_flight or self.is_halted or self.retry_at_ms
+        return min(self.position if is_busy else self.seen_from, self._log.visible_seq)
 
     @property
     def lag(self) -> int:
-        return max(0, self._log.visible_seq - self.done_position)
+        return self._log.visible_seq - self.done_position
 
-    def look(self, after: int, records_max: int) -> Load:
+    def unseen_count(self, upto: int = 0) -> int:
+        return max(0, (upto or self._log.visible_seq) - self.seen_from)
+
+    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
         log = self._log
-        visible_seq = log.visible_seq
-        floor = min(log.evict_floor, visible_seq + 1)
+        last_seq = upto or log.visible_seq
+        floor = min(log.evict_floor, last_seq + 1)
         lost_count = max(0, floor - after - 1)
         start = max(after, floor - 1)
         picker = _Picker(self.route, records_max)
-        upto = walk_live_runs(picker, log, start + 1, visible_seq)
+        upto = walk_live_runs(picker, log, start + 1, last_seq)
         hole = log.hole_after(start)
         while hole is not None and hole.last_seq <= upto:
             lost_count += hole.missed_after(start)
@@ -84,7 +89,7 @@ class RouterOutbox(Outbox):
             picker.tags(),
             lost_count,
             picker.hops,
-            upto < visible_seq,
+            upto < last_seq,
         )
 
 
