@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture peers compare profile docs cluster \
-	twin clean
+	twin shots clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -98,6 +98,9 @@ docs: .venv/.dev ## Write the generated reference pages and the list of messages
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.spark_page
 	$(BIN)/python -m tests.support.messages > tests/docs/golden/messages.txt
+
+shots: .venv/.dev ## Take pictures of the console into docs/images, and measure its live tail.
+	$(BIN)/python -m tests.support.shots
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

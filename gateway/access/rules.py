@@ -111,9 +111,7 @@ RULES: Final[dict[str, Rule]] = {
     "GET /docs": _OPEN,
     # The console is static and sends requests with the key that the user enters.
     "GET /": _OPEN,
-    "GET /console/console.css": _OPEN,
-    "GET /console/console.js": _OPEN,
-    "GET /console/api.js": _OPEN,
+    "GET /console/{file}": _OPEN,
     "GET /v0/health": _PROBE,
     "GET /health": _PROBE,
     "GET /healthz": _PROBE,

@@ -1,6 +1,6 @@
-"""Serves the console: static pages at `/` that use only the public `/v0` (v0 §13).
+"""Serves the console at `/` and the API explorer at `/docs`: static files that use only the public API (§13).
 
-Anyone may load them, as `/docs`: they contain no data of the server and prompt for a key if the server
+Anyone may load them: they contain no data of the server and prompt for a key if the server
 requires one. They load nothing from other hosts, no other page may frame them, and record contents are never
 rendered as markup.
 """
@@ -14,12 +14,19 @@ from typing import Final, NamedTuple
 from gateway.requests.request import Request, Response
 from streams.protocol.messages.query import Query
 
-#: Address -> (file under `gateway/console`, its type).
-FILES: Final[dict[str, tuple[str, bytes]]] = {
-    "/": ("index.html", b"text/html; charset=utf-8"),
-    "/console/console.css": ("console.css", b"text/css; charset=utf-8"),
-    "/console/console.js": ("console.js", b"text/javascript; charset=utf-8"),
-    "/console/api.js": ("api.js", b"text/javascript; charset=utf-8"),
+_FOLDER: Final = files("gateway") / "console"
+_KINDS: Final = {
+    "html": b"text/html; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "txt": b"text/plain; charset=utf-8",
+}
+#: Address -> file under `gateway/console`. Pages have addresses of their own.
+_PAGES: Final = {"/": "index.html", "/docs": "docs.html"}
+FILES: Final[dict[str, str]] = _PAGES | {
+    f"/console/{each.name}": each.name
+    for each in sorted(_FOLDER.iterdir(), key=lambda each: each.name)
+    if each.name not in _PAGES.values()
 }
 
 _HEADERS: Final = (
@@ -42,10 +49,10 @@ class _File(NamedTuple):
 
 class Console:
     def __init__(self) -> None:
-        folder = files("gateway") / "console"
         self._files: dict[str, _File] = {}
-        for path, (name, kind) in FILES.items():
-            text = (folder / name).read_bytes()
+        for path, name in FILES.items():
+            text = (_FOLDER / name).read_bytes()
+            kind = _KINDS[name.rpartition(".")[2]]
             self._files[path] = _File(text, kind, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"')
 
     async def file(self, request: Request) -> Response:

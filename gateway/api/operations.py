@@ -115,12 +115,13 @@ def _probe(summary: str, answer: type[Any], *codes: str) -> Operation:
     return Operation(tag="operation", summary=summary, answers={200: answer}, codes=codes)
 
 
-def _page(summary: str, kind: str) -> Operation:
+def _page(summary: str, kind: str, *codes: str) -> Operation:
     return Operation(
         tag="operation",
         summary=summary,
         answers={200: None, 304: None},
         answer_type=kind,
+        codes=codes,
         headers=("If-None-Match",),
     )
 
@@ -326,11 +327,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answers={200: server_replies.History},
     ),
     "GET /v0/openapi.json": Operation(tag="operation", summary="This document.", answers={200: dict}),
-    "GET /docs": Operation(
-        tag="operation", summary="This document, for people.", answers={200: None}, answer_type="text/html"
-    ),
     "GET /": _page("The console.", "text/html"),
-    "GET /console/console.css": _page("The style sheet of the console.", "text/css"),
-    "GET /console/console.js": _page("The script of the console.", "text/javascript"),
-    "GET /console/api.js": _page("The API client of the console.", "text/javascript"),
+    "GET /docs": _page("The API explorer.", "text/html"),
+    "GET /console/{file}": _page("A file of the console.", "text/javascript", "not_found"),
 }

@@ -63,7 +63,6 @@ def build_route_table(
         "/v0/placement": {"GET": server_info.placement},
         "/v0/whoami": {"GET": server_info.whoami},
         "/v0/openapi.json": {"GET": openapi_pages.document},
-        "/docs": {"GET": openapi_pages.page},
         **{path: {"GET": console.file} for path in FILES},
         "/v0/watch": {"POST": watches.create},
         "/v0/ws": {"GET": watches.require_upgrade},

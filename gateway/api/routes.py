@@ -111,14 +111,15 @@ class Api:
         self._router_endpoints = self._endpoints(f"{_ROUTER_PREFIX}{{router}}", table.router_routes)
         self._watch_endpoints = self._endpoints(f"{_WATCH_PREFIX}{{wid}}", table.watch_routes)
         self._fixed_endpoints = {
-            path: self._endpoints(path, methods) for path, methods in table.fixed_routes.items()
+            path: self._endpoints(_template(path), methods) for path, methods in table.fixed_routes.items()
         }
 
     def _endpoints(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Endpoint]:
         endpoints: dict[str, Endpoint] = {}
         for method, handler in methods.items():
             route = route_of(method, template)
-            self.routes.append(route)
+            if route not in self.routes:
+                self.routes.append(route)
             times = self._route_times.setdefault(route, Histogram())
             endpoints[method] = Endpoint(handler, RULES[route], times)
         return endpoints
@@ -254,6 +255,11 @@ class Api:
                 f"{request.method[:16]}: not allowed here; use {' or '.join(allow)}", allow=allow
             )
         return handler
+
+
+def _template(path: str) -> str:
+    """Return the route of a fixed path. All files of the console are one route."""
+    return "/console/{file}" if path.startswith("/console/") else path
 
 
 def _shape(action: str) -> str:

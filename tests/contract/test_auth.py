@@ -75,8 +75,7 @@ CONTRACT = {
     """,
     None: """
         GET /v0/health      GET /health     GET /healthz    GET /ping       GET /v0/ready   GET /readyz
-        GET /v0/openapi.json                GET /docs       GET /           GET /console/console.css
-        GET /console/console.js             GET /console/api.js
+        GET /v0/openapi.json                GET /docs       GET /           GET /console/{file}
     """,
 }
 SCOPES_OF = {

@@ -113,7 +113,7 @@ def test_a_page_of_another_origin_takes_no_job(api, box):
 
 def test_links_to_the_static_pages_and_probes_work_from_everywhere(api):
     headers = of_a_page(mode="navigate")
-    for path in ("/", "/console/console.js", "/docs", "/v0/openapi.json", "/v0/health", "/metrics"):
+    for path in ("/", "/console/app.js", "/docs", "/v0/openapi.json", "/v0/health", "/metrics"):
         assert api.send("GET", path, headers=headers).status_code == 200, path
 
 

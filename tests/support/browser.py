@@ -113,7 +113,33 @@ class Page:
 
     def type(self, selector: str, value: str) -> None:
         place = f"document.querySelector({json.dumps(selector)})"
-        self.run(f"{place}.focus(); {place}.value = {json.dumps(value)}; null")
+        self.run(
+            f"{place}.focus(); {place}.value = {json.dumps(value)};"
+            f"{place}.dispatchEvent(new Event('input', {{bubbles: true}})); null"
+        )
+
+    def until(self, script: str) -> Any:
+        """Waits until an expression in the page is true, and returns its value."""
+        return eventually(lambda: self.run(script) or None)
+
+    def press(self, key: str) -> None:
+        """Presses and releases one key."""
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def use_screen(self, width: int, height: int, *, is_phone: bool = False) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=is_phone,
+        )
+
+    def use_theme(self, theme: str) -> None:
+        """The theme that the system prefers: light or dark."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
     def click(self, selector: str) -> None:
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
