@@ -5,6 +5,7 @@ descriptors, connection_table              how many connections, and which one i
 close_counters                             counts and logs the connections that a front closes
 frame_budget, slice_lane                   how many HTTP/2 and WebSocket frames
 request_scheduler, fair_queue, waiter      whose request is served next
+inline                                     runs a request without a task while it waits for its shard alone
 memory                                     bodies, and answers that clients have not read yet
 limits                                     open streams and requests in flight of one key
 append_limiter                             appends and large pages in flight to a shard

@@ -29,6 +29,7 @@ from math import inf
 import trio
 
 from gateway.admission.fair_queue import FairQueue
+from gateway.admission.inline import need_task
 from gateway.admission.request_scheduler import REQUEST_COST
 from gateway.admission.waiter import Waiter
 from streams.protocol.errors import Throttled
@@ -150,13 +151,18 @@ class AppendLimiter(_Window):
         or, for an urgent append, `leave_urgent`. Raises `Throttled`."""
         self.was_used = True
         waited_s = 0.0
-        if self.has_room or (is_urgent and self.urgent < URGENT_MAX):
+        if not self._may_enter(is_urgent):
+            await need_task()
+        if self._may_enter(is_urgent):
             self.go_in(size)
         else:
             waited_s = await self.wait(owner, size)
         if is_urgent:
             self.urgent += 1
         return waited_s
+
+    def _may_enter(self, is_urgent: bool) -> bool:
+        return self.has_room or (is_urgent and self.urgent < URGENT_MAX)
 
     async def enter_from_session(self, owner: str, size: int) -> None:
         """Go in, however long that takes. A session that waits here reads nothing, so flow control slows its
@@ -199,6 +205,8 @@ class PageWindow(_Window):
 
     async def enter(self, owner: str, size: int) -> None:
         """Go in, now or when it is this owner's turn. The caller calls `leave`. Raises `Throttled`."""
+        if not self.has_room:
+            await need_task()
         if self.has_room:
             self.go_in(size)
         else:

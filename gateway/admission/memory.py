@@ -36,6 +36,7 @@ from typing import Final, Literal
 
 import trio
 
+from gateway.admission import inline
 from gateway.admission.waiter import Waiter
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import Throttled
@@ -237,17 +238,24 @@ class MemoryBudget:
 
     async def take(self, owner: str, count: int) -> None:
         """Take bytes, and wait for room in a fair order if necessary. Raises `Throttled`."""
-        waiting = self._waiting
-        must_queue = bool(waiting) and (self._is_short or owner in waiting)
-        if not must_queue and self.try_take(owner, count):
+        if self._take_unless_others_wait(owner, count):
             return
+        if inline.current_run is not None:
+            await inline.need_task()
+            if self._take_unless_others_wait(owner, count):
+                return
         if self._waiting_count >= WAITING_MAX:
             raise self.refusal(owner)
         waiter = Waiter(count)
-        waiting.setdefault(owner, deque()).append(waiter)
+        self._waiting.setdefault(owner, deque()).append(waiter)
         self._waiting_count += 1
         if not await waiter.wait(partial(self._withdraw, owner, waiter), WAIT_S_MAX):
             raise self.refusal(owner)
+
+    def _take_unless_others_wait(self, owner: str, count: int) -> bool:
+        waiting = self._waiting
+        must_queue = bool(waiting) and (self._is_short or owner in waiting)
+        return not must_queue and self.try_take(owner, count)
 
     def _withdraw(self, owner: str, waiter: Waiter) -> None:
         line = self._waiting[owner]

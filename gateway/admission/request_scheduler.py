@@ -17,12 +17,14 @@ latency and must not starve other requests. On a machine without a free core an 
 processes four times, and a busy process keeps its core for a tick of the kernel's clock, often 4 ms. Offering
 the core after each turn (`sched_yield`) did not shorten that.
 
-**Waiting without waking.** While the gateway is crowded (`is_crowded`), a connection's task does not wait for
-its socket. The socket is in an epoll set of this scheduler, which looks at the head for the urgent flag and
-queues the connection. That costs 3 µs; waking a task only to queue it costs 50 µs. The scheduler reads
+**Waiting for the next request.** A connection between two requests has no task that waits for its socket. All
+these sockets are in one epoll set of the scheduler, and a connection is resumed inline (`inline.py`) when its
+turn has come. A socket stays in the set, unless it is readable while its connection is busy: then it is added
+again when the connection waits. So most requests cost no system call here. While the gateway is crowded
+(`is_crowded`), the scheduler looks at each head for the urgent flag and queues the connection. It reads
 nothing of a request before its turn.
 
-Bounds: one waiting task for each connection, and the front bounds those.
+Bounds: one entry for each connection, and the front bounds those.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ PIECE_BYTES = 256 * 1024
 #: How much of a head is searched for the urgent flag: all of it, but for clients with very long cookies.
 _PEEK_BYTES = 2048
 
-_READABLE_ONCE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_READABLE = select.EPOLLIN | select.EPOLLRDHUP
 _peek_buffer = memoryview(bytearray(_PEEK_BYTES))
 
 IsUrgent = Callable[[memoryview], bool]
@@ -67,11 +69,15 @@ IsUrgent = Callable[[memoryview], bool]
 class _Waiter(Waiter):
     __slots__ = ("is_urgent", "owner", "since_s", "sock")
 
-    def __init__(self, owner: str, cost: int, sock: socket.socket | None = None) -> None:
+    def __init__(
+        self, owner: str, cost: int, sock: socket.socket | None = None, *, is_urgent: bool = False
+    ) -> None:
         super().__init__(cost)
         self.owner = owner
         self.sock = sock
-        self.is_urgent = False
+        #: True if it is in the urgent queue; of a sleeping waiter, if its last request was urgent.
+        self.is_urgent = is_urgent
+        #: When it was queued. 0 if it was not.
         self.since_s = 0.0
 
 
@@ -80,6 +86,7 @@ class RequestScheduler:
         "_asleep",
         "_crowded_until_s",
         "_epoll",
+        "_epoll_fds",
         "_giver",
         "_is_urgent",
         "_others",
@@ -100,8 +107,10 @@ class RequestScheduler:
         self._urgent_work_left: float = TURN_COST * URGENT_PART
         self._urgent: FairQueue[_Waiter] = FairQueue()
         self._others: FairQueue[_Waiter] = FairQueue()
-        #: By descriptor: connections whose sockets are in the epoll set.
+        #: By descriptor: connections that wait for their sockets.
         self._asleep: dict[int, _Waiter] = {}
+        #: Descriptors in the epoll set.
+        self._epoll_fds: set[int] = set()
         self._epoll = select.epoll()
         self._giver: Task | None = None
         #: True while more connections wait than one turn serves, and for a while after.
@@ -146,25 +155,29 @@ class RequestScheduler:
         await waiter.wait(partial(self._withdraw, waiter))
         return trio.current_time() - waiter.since_s
 
-    async def take_to_read(self, sock: socket.socket, owner: str, cost: int) -> float:
-        """Wait for the turn of a readable socket. Returns the seconds waited."""
-        is_urgent = self.peek_urgent(sock)
-        if is_urgent and self.try_take_urgent():
-            return 0.0
-        return await self.take(owner, cost, is_urgent=is_urgent)
-
-    async def wait_readable(self, sock: socket.socket, owner: str, cost: int = REQUEST_COST) -> float:
-        """Wait until a socket is readable, and then for a turn. Returns the seconds waited for the turn.
-        Raises `trio.ClosedResourceError` if it is interrupted before the socket is readable."""
+    async def wait_readable(
+        self, sock: socket.socket, owner: str, cost: int = REQUEST_COST, *, was_urgent: bool = False
+    ) -> float:
+        """Wait inline until a socket is readable, and then for a turn. Returns the seconds waited for the
+        turn. Raises `trio.ClosedResourceError` if it is interrupted before the socket is readable."""
         fd = sock.fileno()
-        waiter = _Waiter(owner, cost, sock)
-        try:
-            self._epoll.modify(fd, _READABLE_ONCE)
-        except FileNotFoundError:
-            self._epoll.register(fd, _READABLE_ONCE)
+        waiter = _Waiter(owner, cost, sock, is_urgent=was_urgent)
+        if fd not in self._epoll_fds:
+            self._epoll_fds.add(fd)
+            self._epoll.register(fd, _READABLE)
         self._asleep[fd] = waiter
         await waiter.wait(partial(self._withdraw, waiter, fd))
-        return trio.current_time() - waiter.since_s
+        return trio.current_time() - waiter.since_s if waiter.since_s else 0.0
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stop watching a socket: its connection ends, or is served by something else."""
+        fd = sock.fileno()
+        if fd in self._epoll_fds and not self._epoll.closed:
+            self._unwatch(fd)
+
+    def _unwatch(self, fd: int) -> None:
+        self._epoll_fds.discard(fd)
+        self._epoll.unregister(fd)
 
     def interrupt(self, sock: socket.socket) -> None:
         """End the wait for a socket that is not readable."""
@@ -239,20 +252,29 @@ class RequestScheduler:
         return cost
 
     async def _keep_gathering(self) -> None:
-        """Queue connections whose sockets are readable, without waking their tasks."""
+        """Resume connections whose sockets are readable, or queue them until their turn."""
+        epoll, asleep = self._epoll, self._asleep
         while True:
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for fd, _ in self._epoll.poll(0):
-                waiter = self._asleep.pop(fd, None)
-                if waiter is not None:  # else it was withdrawn
-                    assert waiter.sock is not None, "a sleeping waiter has a socket"
-                    is_urgent = self.peek_urgent(waiter.sock)
-                    if is_urgent and self.try_take_urgent():
-                        waiter.since_s = trio.current_time()
-                        waiter.grant()
-                    else:
-                        self._enqueue(waiter, is_urgent=is_urgent)
-            self._wake_giver()
+            await trio.lowlevel.wait_readable(epoll.fileno())
+            for fd, _ in epoll.poll(0):
+                waiter = asleep.pop(fd, None)
+                if waiter is not None:
+                    self._on_readable(waiter)
+                else:  # its connection is busy
+                    self._unwatch(fd)
+            if self._urgent or self._others:
+                self._wake_giver()
+
+    def _on_readable(self, waiter: _Waiter) -> None:
+        if (waiter.is_urgent or not self.is_crowded) and self.try_take(waiter.size):
+            waiter.grant()
+            return
+        assert waiter.sock is not None, "a sleeping waiter has a socket"
+        is_urgent = self.peek_urgent(waiter.sock)
+        if is_urgent and self.try_take_urgent():
+            waiter.grant()
+        else:
+            self._enqueue(waiter, is_urgent=is_urgent)
 
     def _enqueue(self, waiter: _Waiter, *, is_urgent: bool) -> None:
         waiter.is_urgent = is_urgent

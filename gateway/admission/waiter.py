@@ -1,4 +1,5 @@
-"""A task that waits in a queue for a grant: a turn, bytes, a place in flight.
+"""A task, or a coroutine that runs inline (`inline.py`), that waits in a queue for a grant: a turn, bytes, a
+place in flight.
 
 The queue belongs to the caller, which decides the order and grants. A task gets either a grant or the end of
 its wait, never both. A task with a grant returns from `wait`, even if it is cancelled at the same moment, and
@@ -13,15 +14,17 @@ from math import inf
 
 import outcome
 import trio
-from trio.lowlevel import Abort, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
+
+from gateway.admission import inline
 
 
 class Waiter:
     __slots__ = ("_task", "size")
 
     def __init__(self, size: int) -> None:
-        """`size` is the amount that the current task waits for."""
-        self._task = current_task()
+        """`size` is the amount that the current task or inline coroutine waits for."""
+        self._task: Task | inline.InlineCoroutine[object] = inline.current_run or current_task()
         self.size = size
 
     def __repr__(self) -> str:
@@ -29,7 +32,14 @@ class Waiter:
 
     async def wait(self, withdraw: Callable[[], None], wait_s_max: float = inf) -> bool:
         """Wait for the grant. Returns False if the time is over first. `withdraw` takes the waiter out of its
-        queue; it must not raise."""
+        queue; it must not raise. Inline, it has no time limit."""
+        if not isinstance(self._task, Task):
+            try:
+                await inline.suspend()
+            except trio.Cancelled:
+                withdraw()
+                raise
+            return True
 
         def abort(_: object) -> Abort:
             withdraw()
@@ -44,8 +54,14 @@ class Waiter:
 
     def grant(self) -> None:
         """Let the task continue. The caller has taken the waiter out of its queue."""
-        reschedule(self._task)
+        if isinstance(self._task, Task):
+            reschedule(self._task)
+        else:
+            self._task.resume()
 
     def fail(self, error: Exception) -> None:
         """Make `wait` raise an error."""
-        reschedule(self._task, outcome.Error(error))
+        if isinstance(self._task, Task):
+            reschedule(self._task, outcome.Error(error))
+        else:
+            self._task.fail(error)

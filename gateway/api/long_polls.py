@@ -12,6 +12,7 @@ import re
 import trio
 
 from gateway.admission.append_limiter import PageWindow
+from gateway.admission.inline import need_task
 from gateway.admission.memory import MemoryBudget
 from gateway.requests.request import Buffer, Request
 from gateway.shards.dispatch import Dispatch
@@ -130,6 +131,7 @@ async def _call_until_disconnect(
     refusal: StreamsError = OutcomeUnknown(
         "the client disconnected while its request waited", outcome="unknown"
     )
+    await need_task()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_peer, nursery.cancel_scope)
         nursery.start_soon(reservation.release_when_parked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -28,6 +28,23 @@ BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
 #: A handler of a route with one name, of a router or of a watch session: (request, name).
 NamedHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
+
+
+#: Routes whose handlers need no task (`gateway/admission/inline.py`): they wait for one answer of a shard,
+#: and call `need_task` before any other wait. The handlers of all other routes get a task.
+INLINE_ROUTES: Final = frozenset(
+    (
+        "POST /v0/boxes/{box}",
+        "POST /v0/boxes/{box}/diff",
+        "POST /v0/boxes/{box}/delete",
+        "GET /v0/boxes/{box}/tail",
+        "GET /v0/boxes/{box}/records/{seq}",
+        "POST /v0/boxes/{box}/claim",
+        "POST /v0/boxes/{box}/ack",
+        "POST /v0/boxes/{box}/nack",
+        "POST /v0/boxes/{box}/extend",
+    )
+)
 
 
 class RouteTable(NamedTuple):

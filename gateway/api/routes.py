@@ -18,8 +18,9 @@ from gateway.access.auth import Guard
 from gateway.access.key_use import KeyUseExchange
 from gateway.access.origins import Origins
 from gateway.access.rules import RULES, Rule, route_of
+from gateway.admission.inline import need_task
 from gateway.api.reports import ReportPages
-from gateway.api.route_table import build_route_table
+from gateway.api.route_table import INLINE_ROUTES, build_route_table
 from gateway.api.server_info import ServerInfo
 from gateway.api.websockets import WebSockets
 from gateway.http.edge_rules import loggable_path, request_id_of
@@ -46,6 +47,7 @@ class Endpoint(NamedTuple):
     handler: AnyHandler
     rule: Rule
     times: Histogram
+    needs_task: bool
 
 
 #: The metrics label of all S2 requests: the S2 API counts its operations itself.
@@ -85,6 +87,7 @@ class Api:
             s2.handle,
             Rule(is_open=True, accepts_any_origin=True),
             self._route_times.setdefault(S2_ROUTE, Histogram()),
+            needs_task=True,
         )
         self._s2 = s2
         self.guard = guard
@@ -121,7 +124,7 @@ class Api:
             if route not in self.routes:
                 self.routes.append(route)
             times = self._route_times.setdefault(route, Histogram())
-            endpoints[method] = Endpoint(handler, RULES[route], times)
+            endpoints[method] = Endpoint(handler, RULES[route], times, route not in INLINE_ROUTES)
         return endpoints
 
     async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
@@ -196,6 +199,8 @@ class Api:
             origins.check_host(headers)
             if not rule.is_open:  # open routes are static pages, which any page may link to
                 origins.check_site(headers)
+        if endpoint.needs_task:
+            await need_task()
         return await endpoint.handler(request, *names)
 
     async def _handle_with_keys(self, guard: Guard, request: Request) -> Response:
@@ -206,6 +211,8 @@ class Api:
             raise
         request.times = endpoint.times
         rule = endpoint.rule
+        if endpoint.needs_task:
+            await need_task()
         if guard.is_open(rule):
             return await endpoint.handler(request, *names)
         request.key = key = guard.identify(request, takes_token=rule.takes_token)

@@ -9,11 +9,14 @@ and hands every other connection to Hypercorn with the bytes that it has read.
 
 **The life of a request**
 
-    accept (edge) ──► pending_connections: no task yet ──first byte──► edge_connection: one task each
+    accept (edge) ──► pending_connections: no task yet ──first byte──► edge_connection: runs inline
         read the head (edge_input, h1) ──► its body (body_memory) ──► handler(Request) ──► Response
             ──► its parts (edge_output): sent at once, and the rest as the client takes it
             ──► a live answer (SSE, sessions): runs with a sink (edge_sink) until it ends
         an HTTP/2 preface or an Upgrade ──► the socket and the bytes read so far go to hypercorn
+
+A connection runs inline, in the functions that report its input and its answer
+(`gateway/admission/inline.py`). It has a task too, which takes over whenever it waits for anything else.
 
 Turns are those of `RequestScheduler` (`gateway/admission/request_scheduler.py`), deadlines those of
 `Front._sweep`. Memory is charged as `gateway/admission/memory.py` says. A full-duplex request is handled

@@ -2,7 +2,7 @@
 
 A new connection waits in `pending_connections.py` for its first byte.
 
-HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
+HTTP/1.1 is served by `edge_connection.py`, which costs about 30 µs of CPU a request. The HTTP/2 preface and
 every `Upgrade` hand the connection, with the bytes read so far, to Hypercorn (`hypercorn/`), which speaks
 every protocol and costs 30 times as much (1.2 ms). With `front="hypercorn"` Hypercorn gets every connection.
 Otherwise it is imported with the first connection that needs it: most gateways never need it, and the import
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from gateway.admission.connection_table import ConnectionTable, OpenConnection
+from gateway.admission.inline import InlineCoroutine
 from gateway.admission.memory import MemoryBudget, answer_budget
 from gateway.admission.request_scheduler import RequestScheduler
 from gateway.admission.slice_lane import SliceLane
@@ -298,9 +299,10 @@ class Front:
         connection = place.server = EdgeConnection(place.sock, self, place)
         self._connections.add(connection)
         try:
-            return await connection.run()
+            return await InlineCoroutine(connection.run()).run()
         finally:
             self._connections.discard(connection)
+            self.scheduler.forget(place.sock)
 
     async def _sweep(self) -> None:
         """Wake connections whose deadline has passed. A pass over 10,000 costs a millisecond each second; a

@@ -5,7 +5,10 @@
          └────────────────────────────────────────────┘
 
 Rules of this file:
-- One task per connection; requests are answered one after the other, so pipelined answers are in order.
+- Requests of a connection are answered one after the other, so pipelined answers are in order.
+- A connection runs inline (`gateway/admission/inline.py`): in the function that reports that its socket is
+  readable, and in the link that has the answer of its shard. Its task takes over for everything else that
+  waits: `need_task`.
 - A handler is never cancelled because its client disconnected: the outcome of a write would be unknown. Its
   answer is dropped. Only streamed answers, and handlers that declare that they only wait, watch their peer.
   An append session reads its own body from the same socket, and so notices a disconnect.
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from gateway.admission.inline import leave_task, need_task
 from gateway.admission.memory import EVERYONE, STRANGERS
 from gateway.http.edge_incoming import IncomingBody
 from gateway.http.edge_input import EdgeInput
@@ -74,7 +78,7 @@ class EdgeConnection:
 
     async def run(self) -> bytes | None:
         """Serve until the connection ends. Returns None, or the bytes read so far if Hypercorn must take
-        over."""
+        over. An `InlineCoroutine` runs it."""
         error_response: Response | None = None
         try:
             return await self._serve_requests()
@@ -97,12 +101,13 @@ class EdgeConnection:
         return None
 
     async def _serve_requests(self) -> bytes | None:
-        """Serve requests one after the other. This is the hot path: a small request costs one wait, one read,
-        one write, and no coroutine but the handler's."""
+        """Serve requests one after the other. This is the hot path: a small request costs one read, one
+        write, no task and no coroutine but the handler's."""
         front, wire, reader, sender = self._front, self._wire, self._input, self._output
         handler, parse_head = front.handler, front.heads.parse_untrusted
         while True:
             self._head = None
+            await leave_task()
             data = reader.pending or await reader.receive_idle(is_first=self.request_count == 0)
             raw = reader.cut_head(data) or await reader.read_slow_head(data)
             if not raw:
@@ -139,12 +144,8 @@ class EdgeConnection:
                     reader.charge = None
             self._keep(request)
             keep_alive = head.keep_alive and not front.is_draining
-            if response.is_streamed and not self._place.is_kept:
-                response = await refused_stream(request, response)
             if response.is_streamed:
-                keep_alive &= await sender.send_streamed(
-                    head, request, response, keep_alive, reader.watch_peer
-                )
+                keep_alive = await self._send_streamed(head, request, response, keep_alive)
             else:
                 sender.charge = response.charge
                 parts = sender.render(head, request, response, keep_alive)
@@ -161,9 +162,23 @@ class EdgeConnection:
             # Free the last request while the connection waits for the next one.
             del data, body, request, response
             if pause_s:
+                await need_task()
                 await trio.sleep(pause_s)
             if reader.pending and (self.request_count % PIPELINE_TURN == 0 or not self._place.is_kept):
                 await self._take_turn()
+
+    async def _send_streamed(
+        self, head: HttpRequestHead, request: Request, response: Response, keep_alive: bool
+    ) -> bool:
+        """Send a streamed answer, or a refusal if the connection cannot be kept. Returns True if another
+        request can follow."""
+        await need_task()
+        sender = self._output
+        if self._place.is_kept:
+            return await sender.send_streamed(head, request, response, keep_alive, self._input.watch_peer)
+        refusal = await refused_stream(request, response)
+        await sender.send(sender.render(head, request, refusal, keep_alive))
+        return keep_alive
 
     def _request_of(self, head: HttpRequestHead, body: Buffer) -> Request:
         request = Request(head.method, head.path, head.query, head.headers.copy(), body, perf_counter_ns())
@@ -180,6 +195,7 @@ class EdgeConnection:
 
     async def _take_turn(self) -> None:
         """Let other connections go first after many pipelined requests."""
+        await need_task()
         await trio.lowlevel.checkpoint()
         if not self._front.scheduler.try_take():
             await self._front.scheduler.take(self._wire.owner)
@@ -187,6 +203,7 @@ class EdgeConnection:
     async def _read_body(self, head: HttpRequestHead) -> Buffer:
         """Read the body of a known client. `admit` refuses a stranger, so no body of a stranger is waited
         for."""
+        await need_task()
         front = self._front
         owner = EVERYONE
         if front.admit is not None:
@@ -204,6 +221,7 @@ class EdgeConnection:
         The handler authenticates the request before it reads the body. The body has no deadline: an open
         session may be silent, like an open stream. A client that has shut down its sending side still gets
         the rest of its answer."""
+        await need_task()
         front = self._front
         self._wire.deadline = inf
         reader = self._input
@@ -233,6 +251,7 @@ class EdgeConnection:
 
     async def _refuse(self, response: Response) -> None:
         """Send an error and close the connection: it is not known where the next request starts."""
+        await need_task()
         head = self._head
         size = sum(map(len, response.parts))
         framing = b"content-length: %d\r\nconnection: close\r\n" % size

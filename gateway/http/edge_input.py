@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import wait_readable
 
+from gateway.admission.inline import need_task
 from gateway.admission.memory import EVERYONE, STRANGERS, Charge
 from gateway.admission.request_scheduler import PIECE_BYTES, REQUEST_COST
 from gateway.http.body_memory import BodyMemory
@@ -73,22 +74,18 @@ class EdgeInput:
         return waited_s
 
     async def receive_idle(self, *, is_first: bool) -> bytes:
-        """Return the first bytes of the next request, or b"" if the connection ends."""
+        """Return the first bytes of the next request, or b"" if the connection ends. Waits inline."""
         wire, scheduler = self._wire, self._front.scheduler
-        sock = wire.raw
-        self._wire.deadline = self._front.idle_deadline_s
+        wire.deadline = self._front.idle_deadline_s
         self.is_idle = True
         must_wait = not is_first  # A new connection is readable (`pending_connections.py`).
         while not self._front.is_draining:
             try:
-                if scheduler.is_crowded and not self.is_urgent and must_wait:
-                    self.waited_s = await scheduler.wait_readable(sock, self._wire.owner, self.cost)
-                else:
-                    if must_wait:
-                        await wait_readable(sock)
-                    must_wait = True
-                    if not scheduler.try_take(self.cost):
-                        self.waited_s = await scheduler.take_to_read(sock, self._wire.owner, self.cost)
+                if must_wait or not scheduler.try_take(self.cost):
+                    self.waited_s = await scheduler.wait_readable(
+                        wire.raw, wire.owner, self.cost, was_urgent=self.is_urgent
+                    )
+                must_wait = True
                 data = wire.receive_now()
                 self.is_idle = False
                 return data
@@ -128,6 +125,7 @@ class EdgeInput:
         """Read the head that starts with `data`. Returns b"" if the connection ends before its first byte."""
         if not data:
             return b""
+        await need_task()
         limits = self._front.limits
         self.pending = b""
         self._wire.deadline = trio.current_time() + limits.head_timeout_s

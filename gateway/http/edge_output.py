@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import wait_writable
 
+from gateway.admission.inline import need_task
 from gateway.admission.memory import STRANGERS, Charge
 from gateway.admission.request_scheduler import PIECE_BYTES
 from gateway.http.edge_rules import bug, close_body, has_no_body
@@ -118,6 +119,7 @@ class EdgeOutput:
 
     async def finish(self, request: Request, parts: Sequence[Buffer], sent_bytes: int) -> None:
         """Send the rest of an answer after `send_nowait`."""
+        await need_task()
         await self._send_rest(parts, sent_bytes, self.charge or self._charge_rest(request, parts, sent_bytes))
 
     def close(self) -> None:

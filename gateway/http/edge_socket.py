@@ -13,6 +13,7 @@ from math import inf
 import trio
 from trio.lowlevel import wait_readable
 
+from gateway.admission.inline import need_task
 from gateway.admission.request_scheduler import RequestScheduler
 from gateway.http.edge_rules import FrontLimits
 
@@ -63,6 +64,7 @@ class EdgeSocket:
     async def linger(self, limits: FrontLimits) -> None:
         """End the output, then read and drop input until the peer closes or a limit is reached. Closing a
         socket with unread input resets the connection, and a reset may overtake our answer."""
+        await need_task()
         self.raw.shutdown(socket.SHUT_WR)
         self.deadline = trio.current_time() + limits.linger_s
         dropped_bytes = 0

@@ -16,6 +16,7 @@ from typing import Protocol
 import trio
 import zstandard
 
+from gateway.admission.inline import need_task
 from gateway.requests.request import Buffer, Request, Response
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from streams.protocol.model.names import quote
@@ -123,6 +124,7 @@ async def _decompress_in_steps(decoder: _Decoder, request: Request, bytes_max: i
     if have == capacity <= bytes_max:
         memory = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory[:] = plain
+        await need_task()
         while have == capacity <= bytes_max:
             capacity = charge_for(min(have + min(have, _STEP_BYTES_MAX), bytes_max + 1))
             memory.resize(capacity)  # the kernel remaps it without a copy
@@ -228,6 +230,7 @@ async def compress(request: Request, response: Response) -> None:
         return
     encode = _gzip if encoding == b"gzip" else _zstd
     if size > _THREAD_BYTES:
+        await need_task()
         body = await trio.to_thread.run_sync(encode, response.parts, limiter=_threads)
     else:
         body = encode(response.parts)

@@ -237,6 +237,8 @@ class Response:
         return f"<Response {self.status} {size}>"
 
 
+#: Answers a request. The edge calls it inline: it calls `need_task` (`gateway/admission/inline.py`) before it
+#: waits for anything but the answer of a link.
 Handler = Callable[[Request], Awaitable[Response]]
 
 

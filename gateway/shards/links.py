@@ -20,12 +20,14 @@ import itertools
 import socket
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import outcome
 import structlog
 import trio
 from trio.lowlevel import current_task, wait_task_rescheduled
 
+from gateway.admission import inline
 from gateway.requests.request import Buffer
 from gateway.shards.process_states import StatesReader
 from gateway.shards.unix_sockets import connectable_path
@@ -64,7 +66,7 @@ _JOIN_BYTES_MAX = 2048
 
 #: Called once with the answer of a shard, or with its error. It must not raise or block.
 OnAnswer = Callable[[wire.Message | StreamsError], None]
-_Waiter = trio.lowlevel.Task | OnAnswer
+_Waiter = inline.InlineCoroutine[Any] | trio.lowlevel.Task | OnAnswer
 
 
 class Link:
@@ -88,8 +90,8 @@ class Link:
         #: Set when the link has come up once, or when no process listens at the other end.
         self._is_decided = trio.Event()
         self._ids = itertools.count(1)
-        #: id -> (the waiting task or the function to call, the check of `_keep_checking` before it, op, where
-        #: the request begins in the bytes that this connection sends), oldest first.
+        #: id -> (the waiting task or inline coroutine, or the function to call, the check of `_keep_checking`
+        #: before it, op, where the request begins in the bytes that this connection sends), oldest first.
         self._waiting: dict[int, tuple[_Waiter, int, int, int]] = {}
         self._checks = 0
         #: True if bytes have come since the last check.
@@ -113,6 +115,8 @@ class Link:
     async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
         """Send one request and return the shard's answer. Raises the shard's error, or the error of the
         link."""
+        if (run := inline.current_run) is not None:
+            return await self._call_inline(run, op, head, body)
         id = self._begin(current_task(), op, head, body)
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -120,6 +124,20 @@ class Link:
             return trio.lowlevel.Abort.SUCCEEDED
 
         message: wire.Message = await wait_task_rescheduled(abort)
+        if message.flags & wire.FAILED:
+            raise _failure(message.body)
+        return message
+
+    async def _call_inline(
+        self, run: inline.InlineCoroutine[Any], op: int, head: bytes, body: Buffer
+    ) -> wire.Message:
+        """Send one request for a caller without a task. The task of this link resumes the caller."""
+        id = self._begin(run, op, head, body)
+        try:
+            message: wire.Message = await inline.suspend()
+        except trio.Cancelled:
+            self.withdraw(id)
+            raise
         if message.flags & wire.FAILED:
             raise _failure(message.body)
         return message
@@ -298,7 +316,9 @@ class Link:
                 entry = self._waiting.pop(message.id, None)
                 if entry is not None:
                     waiter = entry[0]
-                    if isinstance(waiter, trio.lowlevel.Task):
+                    if isinstance(waiter, inline.InlineCoroutine):
+                        waiter.resume(message)
+                    elif isinstance(waiter, trio.lowlevel.Task):
                         reschedule(waiter, value(message))
                     else:
                         waiter(_failure(message.body) if message.flags & wire.FAILED else message)
@@ -356,7 +376,9 @@ class Link:
 
 
 def _fail(waiter: _Waiter, error: StreamsError) -> None:
-    if isinstance(waiter, trio.lowlevel.Task):
+    if isinstance(waiter, inline.InlineCoroutine):
+        waiter.fail(error)
+    elif isinstance(waiter, trio.lowlevel.Task):
         trio.lowlevel.reschedule(waiter, outcome.Error(error))
     else:
         waiter(error)

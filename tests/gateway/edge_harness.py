@@ -12,6 +12,7 @@ import orjson
 import trio
 import trio.testing
 
+from gateway.admission.inline import need_task
 from gateway.http.edge import Front, FrontLimits, FrontName, serve_front
 from gateway.requests.request import Admit, Handler, Request, Response, SocketHandler
 from gateway.shards.unix_sockets import BACKLOG
@@ -62,6 +63,16 @@ class EndlessAnswer:
             self.cleaned.set()
 
 
+def in_task(handler: Handler) -> Handler:
+    """A handler that may wait for anything."""
+
+    async def handle(request: Request) -> Response:
+        await need_task()
+        return await handler(request)
+
+    return handle
+
+
 @dataclass
 class Running:
     port: int
@@ -96,7 +107,7 @@ async def running_front(
         async def serve(task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
             await serve_front(
                 listener,
-                handler,
+                handler if isinstance(handler, Recorder | EndlessAnswer) else in_task(handler),
                 draining=draining,
                 limits=limits,
                 front=front,

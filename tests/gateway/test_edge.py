@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from gateway.admission.inline import need_task
 from gateway.http.edge import UNSENT_BYTES_MAX, FrontLimits, serve_front
 from gateway.requests.errors import response_for
 from gateway.requests.request import Request, Response
@@ -795,6 +796,7 @@ async def test_drain_closes_idle_connections_and_answers_busy_ones():
 
 async def test_drain_is_bounded():
     async def handler(request: Request) -> Response:
+        await need_task()
         await trio.sleep_forever()
 
     listener = socket.socket()
