@@ -151,18 +151,24 @@ class AppendLimiter(_Window):
         or, for an urgent append, `leave_urgent`. Raises `Throttled`."""
         self.was_used = True
         waited_s = 0.0
-        if not self._may_enter(is_urgent):
+        if not self._try_enter(size, is_urgent):
             await need_task()
-        if self._may_enter(is_urgent):
-            self.go_in(size)
-        else:
-            waited_s = await self.wait(owner, size)
+            if not self._try_enter(size, is_urgent):
+                waited_s = await self.wait(owner, size)
         if is_urgent:
             self.urgent += 1
         return waited_s
 
-    def _may_enter(self, is_urgent: bool) -> bool:
-        return self.has_room or (is_urgent and self.urgent < URGENT_MAX)
+    def _try_enter(self, size: int, is_urgent: bool) -> bool:
+        """Go in if that needs no wait. This is `has_room` and `go_in` in one: each append passes here."""
+        in_flight = self.in_flight
+        if (not self._queue and self.bytes_used < self._bytes_max and in_flight < self._limit.value) or (
+            is_urgent and self.urgent < URGENT_MAX
+        ):
+            self.in_flight = in_flight + 1
+            self.bytes_used += size
+            return True
+        return False
 
     async def enter_from_session(self, owner: str, size: int) -> None:
         """Go in, however long that takes. A session that waits here reads nothing, so flow control slows its

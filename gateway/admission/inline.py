@@ -135,14 +135,15 @@ current_run: InlineCoroutine[Any] | None = None
 
 
 @generator_coroutine
-def _yield(signal: object) -> Generator[object, Any, Any]:
-    return (yield signal)
-
-
-async def suspend() -> Any:
+def suspend() -> Generator[object, Any, Any]:
     """Wait inline, until `resume` or `fail` is called. The caller has passed `current_run` to the code that
     calls one of them, and takes it back if this raises `trio.Cancelled`: its task is cancelled."""
-    return await _yield(_SUSPENDED)
+    return (yield _SUSPENDED)
+
+
+@generator_coroutine
+def _yield(signal: object) -> Generator[object, Any, None]:
+    yield signal
 
 
 async def need_task() -> None:

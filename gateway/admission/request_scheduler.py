@@ -38,6 +38,7 @@ import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 from gateway.admission.fair_queue import FairQueue
+from gateway.admission.inline import suspend
 from gateway.admission.waiter import Waiter
 
 #: The cost of a small request, in bytes: serving it takes as long as copying this many through a gateway.
@@ -166,7 +167,11 @@ class RequestScheduler:
             self._epoll_fds.add(fd)
             self._epoll.register(fd, _READABLE)
         self._asleep[fd] = waiter
-        await waiter.wait(partial(self._withdraw, waiter, fd))
+        try:
+            await suspend()
+        except trio.Cancelled:
+            self._withdraw(waiter, fd)
+            raise
         return trio.current_time() - waiter.since_s if waiter.since_s else 0.0
 
     def forget(self, sock: socket.socket) -> None:

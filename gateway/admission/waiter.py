@@ -33,7 +33,7 @@ class Waiter:
     async def wait(self, withdraw: Callable[[], None], wait_s_max: float = inf) -> bool:
         """Wait for the grant. Returns False if the time is over first. `withdraw` takes the waiter out of its
         queue; it must not raise. Inline, it has no time limit."""
-        if not isinstance(self._task, Task):
+        if isinstance(self._task, inline.InlineCoroutine):
             try:
                 await inline.suspend()
             except trio.Cancelled:
@@ -54,14 +54,14 @@ class Waiter:
 
     def grant(self) -> None:
         """Let the task continue. The caller has taken the waiter out of its queue."""
-        if isinstance(self._task, Task):
-            reschedule(self._task)
-        else:
+        if isinstance(self._task, inline.InlineCoroutine):
             self._task.resume()
+        else:
+            reschedule(self._task)
 
     def fail(self, error: Exception) -> None:
         """Make `wait` raise an error."""
-        if isinstance(self._task, Task):
-            reschedule(self._task, outcome.Error(error))
-        else:
+        if isinstance(self._task, inline.InlineCoroutine):
             self._task.fail(error)
+        else:
+            reschedule(self._task, outcome.Error(error))

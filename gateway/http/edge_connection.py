@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gateway.admission.inline import leave_task, need_task
+from gateway.admission import inline
+from gateway.admission.inline import need_task
 from gateway.admission.memory import EVERYONE, STRANGERS
 from gateway.http.edge_incoming import IncomingBody
 from gateway.http.edge_input import EdgeInput
@@ -107,7 +108,8 @@ class EdgeConnection:
         handler, parse_head = front.handler, front.heads.parse_untrusted
         while True:
             self._head = None
-            await leave_task()
+            if inline.current_run is None:
+                await inline.leave_task()
             data = reader.pending or await reader.receive_idle(is_first=self.request_count == 0)
             raw = reader.cut_head(data) or await reader.read_slow_head(data)
             if not raw:

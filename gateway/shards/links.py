@@ -114,30 +114,23 @@ class Link:
 
     async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
         """Send one request and return the shard's answer. Raises the shard's error, or the error of the
-        link."""
-        if (run := inline.current_run) is not None:
-            return await self._call_inline(run, op, head, body)
-        id = self._begin(current_task(), op, head, body)
+        link. The caller is a task, or runs inline: then the task of this link resumes it."""
+        run = inline.current_run
+        id = self._begin(run or current_task(), op, head, body)
+        message: wire.Message
+        if run is not None:
+            try:
+                message = await inline.suspend()
+            except trio.Cancelled:
+                self.withdraw(id)
+                raise
+        else:
 
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self.withdraw(id)
-            return trio.lowlevel.Abort.SUCCEEDED
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self.withdraw(id)
+                return trio.lowlevel.Abort.SUCCEEDED
 
-        message: wire.Message = await wait_task_rescheduled(abort)
-        if message.flags & wire.FAILED:
-            raise _failure(message.body)
-        return message
-
-    async def _call_inline(
-        self, run: inline.InlineCoroutine[Any], op: int, head: bytes, body: Buffer
-    ) -> wire.Message:
-        """Send one request for a caller without a task. The task of this link resumes the caller."""
-        id = self._begin(run, op, head, body)
-        try:
-            message: wire.Message = await inline.suspend()
-        except trio.Cancelled:
-            self.withdraw(id)
-            raise
+            message = await wait_task_rescheduled(abort)
         if message.flags & wire.FAILED:
             raise _failure(message.body)
         return message

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from gateway.admission.inline import InlineCoroutine
 from gateway.admission.request_scheduler import (
     CROWDED_S,
     PIECE_BYTES,
@@ -181,7 +182,7 @@ async def test_a_readable_socket_gets_its_turn_and_others_sleep_on() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scheduler.run)
         for number in range(3):
-            nursery.start_soon(serve, number)
+            nursery.start_soon(InlineCoroutine(serve(number)).run)
         await trio.testing.wait_all_tasks_blocked()
         for number in (2, 0):
             pairs[number][1].send(b"x")
@@ -208,7 +209,7 @@ async def test_a_sleeping_connection_can_be_interrupted_or_give_up_and_sleep_aga
         async with trio.open_nursery() as nursery:
             nursery.start_soon(scheduler.run)
             with trio.move_on_after(0.01) as scope:
-                await scheduler.wait_readable(one, "a")
+                await InlineCoroutine(scheduler.wait_readable(one, "a")).run()
             assert scope.cancelled_caught
             raised: list[BaseException] = []
 
@@ -218,7 +219,7 @@ async def test_a_sleeping_connection_can_be_interrupted_or_give_up_and_sleep_aga
                 except trio.ClosedResourceError as error:
                     raised.append(error)
 
-            nursery.start_soon(sleep)
+            nursery.start_soon(InlineCoroutine(sleep()).run)
             await trio.testing.wait_all_tasks_blocked()
             scheduler.interrupt(one)
             scheduler.interrupt(one)  # nobody sleeps there any more
@@ -226,7 +227,7 @@ async def test_a_sleeping_connection_can_be_interrupted_or_give_up_and_sleep_aga
             assert len(raised) == 1
             other.send(b"x")
             with trio.fail_after(PATIENCE_S):
-                await scheduler.wait_readable(one, "a")
+                await InlineCoroutine(scheduler.wait_readable(one, "a")).run()
             nursery.cancel_scope.cancel()
 
 
