@@ -25,6 +25,7 @@ from shard.core.machine import Machine
 from shard.engine.committer import CommitFailed
 from shard.engine.engine import Engine
 from shard.engine.settings import EngineSettings
+from shard.engine.time_zones import find_zone
 from shard.engine.timekeeper import Timekeeper
 from shard.recovery.page_cache import (
     clear_failure,
@@ -173,6 +174,8 @@ class Shard:
             streams_in_store=config.s2_durability == "object",
             # Pending uploads are unsealed. More than twice the cache of unsealed batches blocks all writers.
             backlog_bytes_max=min(config.object_backlog_bytes, config.cache_bytes),
+            schedules_max=config.max_schedules,
+            find_zone=find_zone,
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes, reserves=True)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")

@@ -94,6 +94,11 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/routers/{router}": _box(READ),
     "DELETE /v0/routers/{router}": _box(DELETE),
     "GET /v0/routers": Rule(scopes=READ, is_filtered=True),
+    "PUT /v0/schedules/{schedule}": _box(ADMIN, names_body=("box",)),
+    "GET /v0/schedules/{schedule}": _box(READ),
+    "DELETE /v0/schedules/{schedule}": _box(ADMIN),
+    "POST /v0/schedules/{schedule}/run": _box(ADMIN),
+    "GET /v0/schedules": Rule(scopes=READ, is_filtered=True),
     "POST /v0/watch": Rule(scopes=READ, names_body=("boxes.*",)),
     "GET /v0/watch/{wid}": Rule(scopes=READ, takes_token=True, is_bound_to_key=True),
     # Each command on the WebSocket is checked separately (`api/websockets.py`).

@@ -245,6 +245,7 @@ REQUEST_LIMITS: Final = (
             "shard.core.routers.copy_sources:check_room",
             "shard.core.routers.registry:Routers",
             "shard.core.s2.basins:Basins",
+            "shard.core.schedules.handlers:ScheduleHandlers",
             "shard.core.s2.tokens:Tokens",
             "shard.core.transactions.handlers:TransactionHandlers",
             "shard.core.watch.sessions:Sessions",
@@ -254,6 +255,7 @@ REQUEST_LIMITS: Final = (
         names=(
             "boxes",
             "routers",
+            "schedules",
             "groups",
             "origins",
             "watch_sessions",
@@ -267,6 +269,7 @@ REQUEST_LIMITS: Final = (
         settings=(
             "STREAMS_MAX_BOXES",
             "STREAMS_MAX_ROUTERS",
+            "STREAMS_MAX_SCHEDULES",
             "STREAMS_MAX_WATCH_SESSIONS",
             "STREAMS_TXN_BYTES",
             "STREAMS_MAX_TOTAL_BYTES",

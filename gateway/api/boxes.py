@@ -38,15 +38,17 @@ class BoxApi:
     async def delete(self, request: Request, box: str, rest: str) -> Response:
         head = wire.RequestHead(box, request.query)
         answer = await self._dispatch.to_owner(wire.OP_DELETE_BOX, head, b"")
-        if answer.body.endswith(b'"routers_removed":[]}'):
+        if answer.body.endswith(b'"schedules_removed":[],"routers_removed":[]}'):
             return from_shard(request, answer)
         reply = _decode_delete_reply(answer.body)
         origins = reply.routers_removed
         await self._reconciler.on_box_delete(origins)
         names = {router[0] for router in map(router_of, origins) if router is not None}
+        schedules = reply.schedules_removed
         if request.grant is not None:
             names = set(filter(request.grant.covers, names))
-        return from_reply(request, DeleteBoxReply(reply.box, reply.deleted, sorted(names)))
+            schedules = list(filter(request.grant.covers, schedules))
+        return from_reply(request, DeleteBoxReply(reply.box, reply.deleted, schedules, sorted(names)))
 
     async def fence(self, request: Request, box: str, rest: str) -> Response:
         check_content_type(request, allow_ndjson=False)

@@ -32,6 +32,7 @@ _REF = "#/components/schemas/{name}"
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "box": {"type": "string", "pattern": f"^{BOX_NAME_PATTERN}$"},
     "group": {"type": "string", "pattern": f"^{BOX_NAME_PATTERN}$"},
+    "schedule": {"type": "string", "pattern": f"^{BOX_NAME_PATTERN}$"},
     "router": {"type": "string", "pattern": f"^{ROUTER_NAME_PATTERN}$"},
     "file": {"type": "string", "pattern": "^[a-z]+\\.(js|css|txt)$"},
     "seq": {"type": "integer", "minimum": 0, "maximum": SEQ_MAX},

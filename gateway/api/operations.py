@@ -285,6 +285,37 @@ OPERATIONS: Final[dict[str, Operation]] = {
         query={**_PAGE, "source": _TEXT, "dest": _TEXT},
         answers={200: replies.RouterPage},
     ),
+    "PUT /v0/schedules/{schedule}": Operation(
+        tag="schedules",
+        summary="Create or change a schedule, which appends a record whenever it is due.",
+        body=bodies.ScheduleBody,
+        answers={200: replies.PutScheduleReply, 201: replies.PutScheduleReply},
+        codes=("box_not_found", "record_too_large", *STORED_CODES),
+    ),
+    "GET /v0/schedules/{schedule}": Operation(
+        tag="schedules",
+        summary="A schedule and its progress.",
+        answers={200: replies.ScheduleState},
+        codes=("schedule_not_found",),
+    ),
+    "DELETE /v0/schedules/{schedule}": Operation(
+        tag="schedules",
+        summary="Delete a schedule; its records stay.",
+        answers={200: replies.DeleteScheduleReply},
+    ),
+    "POST /v0/schedules/{schedule}/run": Operation(
+        tag="schedules",
+        summary="Append the record of a schedule now.",
+        answers={200: replies.RunScheduleReply},
+        codes=("schedule_not_found", "box_full", "record_too_large", "fencing_token_mismatch", *STORED_CODES),
+        headers=("Idempotency-Key",),
+    ),
+    "GET /v0/schedules": Operation(
+        tag="schedules",
+        summary="All schedules, by name.",
+        query={**_PAGE, "box": _TEXT},
+        answers={200: replies.SchedulePage},
+    ),
     "POST /v0/watch": Operation(
         tag="watch",
         summary="Create a session that watches boxes.",

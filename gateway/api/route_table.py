@@ -16,6 +16,7 @@ from gateway.api.queues import QueueApi
 from gateway.api.records import RecordApi
 from gateway.api.reports import ReportPages
 from gateway.api.routers import RouterApi
+from gateway.api.schedules import ScheduleApi
 from gateway.api.server_info import ServerInfo
 from gateway.api.watch import WatchApi
 from gateway.requests.request import Request, Response
@@ -25,7 +26,7 @@ from gateway.watch.service import Watch
 
 #: A handler of a route under a box: (request, box, rest of the path after the action).
 BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
-#: A handler of a route with one name, of a router or of a watch session: (request, name).
+#: A handler of a route with one name, of a router, a schedule or a watch session: (request, name).
 NamedHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
@@ -51,6 +52,8 @@ class RouteTable(NamedTuple):
     #: Action after the box name, with a trailing slash if a parameter follows -> method -> handler.
     box_routes: dict[str, dict[str, BoxHandler]]
     router_routes: dict[str, NamedHandler]
+    #: Action after the name of the schedule -> method -> handler.
+    schedule_routes: dict[str, dict[str, NamedHandler]]
     watch_routes: dict[str, NamedHandler]
     #: Whole path -> method -> handler.
     fixed_routes: dict[str, dict[str, PlainHandler]]
@@ -70,6 +73,7 @@ def build_route_table(
     boxes = BoxApi(dispatch, reconciler, body_bytes_max)
     records = RecordApi(dispatch, body_bytes_max)
     routers = RouterApi(reconciler, body_bytes_max)
+    schedules = ScheduleApi(dispatch, body_bytes_max)
     watches = WatchApi(watch, body_bytes_max)
     queues = QueueApi(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
     groups = GroupApi(dispatch, body_bytes_max)
@@ -77,6 +81,7 @@ def build_route_table(
     fixed_routes: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},
         "/v0/routers": {"GET": routers.list},
+        "/v0/schedules": {"GET": schedules.list},
         "/v0/placement": {"GET": server_info.placement},
         "/v0/whoami": {"GET": server_info.whoami},
         "/v0/openapi.json": {"GET": openapi_pages.document},
@@ -111,6 +116,10 @@ def build_route_table(
             "watch": {"GET": watches.box},
         },
         router_routes={"PUT": routers.put, "GET": routers.get, "DELETE": routers.delete},
+        schedule_routes={
+            "": {"PUT": schedules.put, "GET": schedules.get, "DELETE": schedules.delete},
+            "run": {"POST": schedules.run},
+        },
         watch_routes={"GET": watches.open},
         fixed_routes=fixed_routes,
     )

@@ -56,6 +56,7 @@ S2_ROUTE = "/v1"
 _API_PREFIX = "/v0/"
 _BOX_PREFIX = "/v0/boxes/"
 _ROUTER_PREFIX = "/v0/routers/"
+_SCHEDULE_PREFIX = "/v0/schedules/"
 _WATCH_PREFIX = "/v0/watch/"
 
 
@@ -112,6 +113,10 @@ class Api:
             for action, methods in table.box_routes.items()
         }
         self._router_endpoints = self._endpoints(f"{_ROUTER_PREFIX}{{router}}", table.router_routes)
+        self._schedule_endpoints = {
+            action: self._endpoints(f"{_SCHEDULE_PREFIX}{{schedule}}{_shape(action)}", methods)
+            for action, methods in table.schedule_routes.items()
+        }
         self._watch_endpoints = self._endpoints(f"{_WATCH_PREFIX}{{wid}}", table.watch_routes)
         self._fixed_endpoints = {
             path: self._endpoints(_template(path), methods) for path, methods in table.fixed_routes.items()
@@ -248,6 +253,11 @@ class Api:
             path_methods = self._fixed_endpoints.get(path)
             if path_methods is not None:
                 return self._pick(path_methods, request), ()
+            if path.startswith(_SCHEDULE_PREFIX):
+                name, _, action = path[len(_SCHEDULE_PREFIX) :].partition("/")
+                schedule_methods = self._schedule_endpoints.get(action)
+                if name and schedule_methods is not None:
+                    return self._pick(schedule_methods, request), (_decode_segment(name, "schedule"),)
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
                 return self._pick(self._watch_endpoints, request), (wid,)

@@ -17,6 +17,7 @@ STATUS_OF: dict[str, int] = {
     "forbidden": 403,
     "box_not_found": 404,
     "router_not_found": 404,
+    "schedule_not_found": 404,
     "not_found": 404,
     "group_not_found": 404,
     "method_not_allowed": 405,

@@ -3,13 +3,13 @@
 kernel        dispatch of commands and changes; begins with the theory of operation
 context       what a feature may use: boxes, the log, replies, timers, limits
 machine       all features together: start and stop, ticks, recovery, snapshots
-changes       the closed list of facts that the log can hold
+changes       the closed list of facts that the log can hold; transaction_changes has those of transactions
 outcome       the result of a command
 durability    when a reply may go, when a record may be seen
 capture       a snapshot in small steps
 clock         time that never goes back
 
-boxes/  queues/  routers/  transactions/  s2/  objects/  watch/  limits/      the features
+boxes/  queues/  routers/  transactions/  s2/  objects/  watch/  limits/  schedules/      the features
 
 A command enters at `Machine.handle`, which is `Kernel.handle`. The kernel finds the handler by the command's
 type: features register handlers with `on_command`, and appliers of changes with `on_change`. The table of

@@ -13,11 +13,18 @@ from collections.abc import Sequence
 import msgspec
 from pyroaring import BitMap64
 
+from shard.core.transaction_changes import TxnCommitted as TxnCommitted
+from shard.core.transaction_changes import TxnDropped as TxnDropped
+from shard.core.transaction_changes import TxnForgotten as TxnForgotten
+from shard.core.transaction_changes import TxnHeld as TxnHeld
+from shard.core.transaction_changes import TxnKept as TxnKept
+from shard.core.transaction_changes import TxnPart as TxnPart
+from shard.core.transaction_changes import TxnRendered as TxnRendered
 from streams.protocol.messages.routers import RegisteredRouter, Route
 from streams.protocol.messages.s2 import AccessToken, Basin, Stream
+from streams.protocol.messages.schedules import ScheduleSpec
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import Batch
-from streams.protocol.payloads.packed import PackedHead
 
 
 class BoxCreated(msgspec.Struct, frozen=True):
@@ -313,90 +320,44 @@ class GroupDeleted(msgspec.Struct, frozen=True):
     group: str
 
 
-class TxnHeld(msgspec.Struct, frozen=True, gc=False):
-    """Rows are held for a transaction. They have no seqs and nobody sees them."""
-
-    writer: str
-    epoch: int
-    query: str
-    parcel: str
-    chunk: int
-    at_ms: int
-    packed: PackedHead
-    #: The columns themselves (`streams/protocol/payloads/packed.py`).
-    body: bytes
-    #: Id of the key that it belongs to; empty for a process of the server's own user; None when the log was
-    #: written before transactions had owners.
-    owner: str | None = None
-    #: Whether this query took the writer over from another one (`reset`).
-    takes_over: bool = False
-    #: The attempt that put it, and those that it has replaced, the last ones last.
-    attempt: str = ""
-    replaced: list[str] = []
-
-
-class TxnKept(TxnHeld, frozen=True, gc=False):
-    """A `TxnHeld` that is written to the log again, so that the file with its first copy can be deleted."""
-
-
-class TxnPart(msgspec.Struct, array_like=True, gc=False):
-    """The effect of a commit on one box."""
+class ScheduleSet(msgspec.Struct, frozen=True):
+    """The schedule of this name has this definition now. One that exists keeps its counters."""
 
     generation: int
-    box: str
-    #: How many records its rows become. (A log that was written when rows were rendered at the commit says
-    #: how many each of its batches has.)
-    counts: list[int]
-    first_seq: int
-    #: The lower bound from which `resolve_times` computes the times of its records.
-    not_before: int
-    mode: str
-    uncapped: bool
-    #: As in `BatchAppended`, ahead of the first batch.
-    evict_before_seq: int = 0
-    evict_cut_bytes: int = 0
-    evicted_ts: int = 0
-    #: Bytes that its rows will take, as estimated; and the time of the last one. A log that was written when
-    #: rows were rendered at the commit does not say: 0, -1.
-    size: int = 0
-    last_ts: int = -1
-
-
-class TxnCommitted(msgspec.Struct, frozen=True):
-    """Parcels that are held become records, in this order; all else of this epoch and of earlier ones is
-    dropped, and the writer is marked. One fact, so that a crash leaves all of it or nothing."""
-
-    writer: str
-    epoch: int
-    query: str
+    schedule: str
+    spec: ScheduleSpec
+    #: The first due time; 0 = none.
+    next_due_ms: int
+    #: Where the intervals of `every_ms` begin.
+    anchor_ms: int
     at_ms: int
-    parcels: list[str]
-    parts: list[TxnPart]
-    #: As in `TxnHeld`.
-    owner: str | None = None
-    #: As in `MarkFacts`.
-    once: bool | None = None
 
 
-class TxnRendered(msgspec.Struct, frozen=True):
-    """The rows of the next chunks of a commit, in its order, are in frames of their own."""
+class ScheduleFired(BatchAppended, frozen=True, gc=False, kw_only=True):
+    """A schedule has appended the records of its due times up to `due_ms`: one fact, so that neither the
+    records nor the due times are ever there alone."""
 
-    commit_lsn: int
-    chunks: int
-
-
-class TxnDropped(msgspec.Struct, frozen=True):
-    """Drops the held rows of these parcels; of the whole epoch when no parcels are named."""
-
-    writer: str
-    epoch: int
-    parcels: list[str] = []
+    schedule: str
+    #: 0 = a run by hand, which counts for no due time.
+    due_ms: int
+    next_due_ms: int
 
 
-class TxnForgotten(msgspec.Struct, frozen=True):
-    """The writer is not known any more: neither its last epoch nor the key that it belongs to."""
+class ScheduleAdvanced(msgspec.Struct, frozen=True):
+    """The next due time of a schedule without an append: due times before it do not count. Or, for a box in
+    memory, whose appends are not logged: its due times up to `due_ms` have `fired_count` records."""
 
-    writer: str
+    generation: int
+    schedule: str
+    next_due_ms: int
+    due_ms: int = 0
+    fired_count: int = 0
+    at_ms: int = 0
+
+
+class ScheduleDropped(msgspec.Struct, frozen=True):
+    generation: int
+    schedule: str
 
 
 class StreamCreated(BoxCreated, frozen=True, kw_only=True):
@@ -488,6 +449,16 @@ class StreamFacts(msgspec.Struct, kw_only=True):
     trims: list[tuple[int, int, int]] = []
 
 
+class ScheduleFacts(msgspec.Struct, array_like=True, gc=False):
+    schedule: str
+    spec: ScheduleSpec
+    created_ms: int
+    anchor_ms: int
+    next_due_ms: int
+    last_due_ms: int
+    fired_total: int
+
+
 class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     name: str
     generation: int
@@ -531,6 +502,7 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     #: Rows of commits that are yet to be rendered: (first seq, records, bytes as estimated, time that none is
     #: before, time of the last, lsn of the commit).
     unrendered: list[tuple[int, int, int, int, int, int]] = []
+    schedules: list[ScheduleFacts] = []
 
 
 class MarkFacts(msgspec.Struct, array_like=True, gc=False):
@@ -658,6 +630,10 @@ Change = (
     | TokenIssued
     | TokenRevoked
     | UploadsMoved
+    | ScheduleSet
+    | ScheduleFired
+    | ScheduleAdvanced
+    | ScheduleDropped
 )
 
 #: Changes that background work makes, not a command.

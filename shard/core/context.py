@@ -69,6 +69,7 @@ class Context(Kernel):
     sessions: features.WatchSessions
     uploading: features.ObjectUploads
     usage: features.KeyUse
+    schedules: features.BoxSchedules
 
     def __init__(
         self, *, shard: int, boxes_max: int, bytes_max: int, due_records: int, due_bytes: int
@@ -94,6 +95,8 @@ class Context(Kernel):
         self.compactable: dict[int, Box] = {}
         #: Names of deleted boxes that said `auto_create: false`, oldest first.
         self.not_recreated: dict[str, None] = {}
+        #: The system clock minus the time of the shard, as last observed (`engine/timekeeper.py`).
+        self.wall_ahead_ms = 0
         #: Counters since start. Metrics only: no decision depends on them.
         self.tally = TallyReport()
         #: Records appended a second by box: shown, and used to sort lists.
@@ -151,6 +154,10 @@ class Context(Kernel):
             floor = box.floor_for_ttl(now_ms)
             if floor:
                 self.stage(box.plan_eviction(floor, "ttl", now_ms), box, entries)
+
+    def wall_ms(self, now_ms: int) -> int:
+        """Return the time of the system clock. Never logged as a time of a record or a lease."""
+        return now_ms + self.wall_ahead_ms
 
     def idle_ms(self, box: Box) -> int | None:
         """When a disk box may give back what it has reserved."""

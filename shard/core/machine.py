@@ -48,6 +48,8 @@ from shard.core.routers.registry import Routers
 from shard.core.s2.basins import Basins
 from shard.core.s2.streams import Streams
 from shard.core.s2.tokens import Tokens
+from shard.core.schedules.handlers import ScheduleHandlers
+from shard.core.schedules.schedule import ZoneFinder, find_utc
 from shard.core.transactions.commits import Commit
 from shard.core.transactions.handlers import TransactionHandlers
 from shard.core.transactions.state import Txns
@@ -89,6 +91,7 @@ class Machine(Context):
     sessions: Sessions
     uploading: Uploading
     usage: Usage
+    schedules: ScheduleHandlers
 
     def __init__(
         self,
@@ -105,6 +108,8 @@ class Machine(Context):
         has_store: bool = False,
         streams_in_store: bool = False,
         backlog_bytes_max: int = 64 << 20,
+        schedules_max: int = 0,
+        find_zone: ZoneFinder = find_utc,
     ) -> None:
         super().__init__(
             shard=shard,
@@ -143,6 +148,7 @@ class Machine(Context):
         self.basins = Basins(self)
         self.tokens = Tokens(self)
         self.streams = Streams(self)
+        self.schedules = ScheduleHandlers(self, schedules_max=schedules_max, find_zone=find_zone)
         self.uploading = Uploading(
             self, is_enabled=has_store, registers=streams_in_store, backlog_bytes_max=backlog_bytes_max
         )
@@ -178,12 +184,14 @@ class Machine(Context):
             self.forwarding.outboxes.next_retry_ms(),
             self.txns.next_expiry_ms(),
             self.key_expiry.next_ms(),
+            self.schedules.next_ms(),
         ):
             if when is not None and (soonest is None or when < soonest):
                 soonest = when
         return soonest
 
-    def tick(self, now_ms: int) -> Outcome:
+    def tick(self, now_ms: int, *, has_space: bool = True) -> Outcome:
+        """Make the changes that time alone causes. `has_space`: the disk has room for new records."""
         entries: LogEntries = []
         wakes: list[str] = []
         needs: list[Missing] = []
@@ -217,6 +225,7 @@ class Machine(Context):
         self._committing.tick(now_ms, entries)
         if self.forwarding.outboxes.retry(now_ms):
             wakes.append(forwards.RELAY)
+        self.schedules.tick(now_ms, entries, wakes, needs, has_space=has_space)
         return Outcome(entries, None, wakes=tuple(wakes), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> Outcome:
@@ -313,6 +322,7 @@ class Machine(Context):
             self.sessions.clear()
         self.jobs.begin(lsn)
         self.sessions.begin(change.at_ms)
+        self.schedules.begin(change.at_ms)
         for box in self.boxes.values():
             if box.queue is not None:
                 box.queue.on_start(leases_kept=self.stopped_clean or box.config.leases_durable)
@@ -346,6 +356,8 @@ class Machine(Context):
         self.moves.close(old)
         self.boxes[old.name] = box
         self.generations[generation] = box
+        box.schedules = old.schedules
+        self.schedules.on_box_replaced(box)
 
     def _apply_stopped(self, change: changes.ShardStopped, lsn: int) -> None:
         self.stopped_clean = True

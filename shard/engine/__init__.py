@@ -9,7 +9,7 @@ delivery          handles waiting commands again:
   waiting_reads     reads that wait for a record
   waiting_claims    claims that wait for a job
 local_copies      copies records between two boxes of this shard
-ticker            calls the engine when something is due; timekeeper has the clocks
+ticker            calls the engine when something is due; timekeeper has the clocks, time_zones the zones
 pressure          backpressure, and the disk's space; disk_space decides which commands a full disk accepts
 committer         group commit, in threads of its own; log_files creates and drops log files
 fetcher, cache    fetch payloads that are not in memory, and keep a bounded number of them

@@ -4,7 +4,8 @@
     ──────────────  ───────  ────────────────────────────────────────────────────────────────────────────
     enough          ok       all
     below the low   low      those that add data are refused (`507 disk_full`): appends, new boxes, groups,
-    watermark                routers, streams and tokens, rows of transactions, copies of routers. Reads,
+    watermark                routers, schedules and their records, streams and tokens, rows of
+                             transactions, copies of routers. Reads,
                              claims, acks, nacks, extends, deletes, trims, fences, dead letters go on
     below the full  full     everything that must be logged is refused; reads, and boxes in memory, go on
     watermark
@@ -35,7 +36,7 @@ from shard.core.queues.move_queue import is_move
 from shard.storage.files import DiskLike
 from streams.protocol.access import key_limits
 from streams.protocol.errors import DiskFull
-from streams.protocol.messages import bulk, commands, forwards, queues, routers, s2
+from streams.protocol.messages import bulk, commands, forwards, queues, routers, s2, schedules
 from streams.protocol.telemetry.reports import DiskReport
 
 log = structlog.get_logger()
@@ -95,6 +96,8 @@ ADDING_COMMANDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
     forwards.Forward: _copies_records,
     forwards.AttachEndpoint: _always,
     routers.PutRouter: _always,
+    schedules.PutSchedule: _always,
+    schedules.RunSchedule: _adds_records,
     queues.PlanRequeue: _always,
     queues.CommitGroup: _creates_group,
     bulk.TxnPut: _always,
@@ -114,6 +117,7 @@ LOGGED_COMMANDS = frozenset(
         forwards.DetachEndpoint,
         routers.SettleRouter,
         routers.DropRouter,
+        schedules.DropSchedule,
         queues.Claim,
         queues.BatchClaim,
         queues.Ack,
@@ -135,6 +139,8 @@ LOGGED_COMMANDS = frozenset(
 #: Commands that are never logged, and `ReleaseHolder`: a lost connection must release its jobs.
 UNLOGGED_COMMANDS = frozenset(
     (
+        schedules.FindSchedule,
+        schedules.ListSchedules,
         commands.ReadBox,
         commands.Follow,
         commands.Scan,

@@ -132,15 +132,15 @@ class Engine:
         export_folder: str,
         needs_lsn: int = 0,
         upload_target: UploadTarget | None = None,
-        observe_clock: Callable[[], None] = lambda: None,
+        observe_clock: Callable[[], int] = lambda: 0,
         faults: Faults | None = None,
     ) -> None:
         """`now_ms` reads the time of the core. `observe_clock`, called about once a second, makes it follow
-        the system clock (`timekeeper.py`). `upload_target` is the object store that gets a copy of object
-        boxes, if the server has one."""
+        the system clock (`timekeeper.py`) and returns how many milliseconds it is behind. `upload_target` is
+        the object store that gets a copy of object boxes, if the server has one."""
         self.machine = machine
         self._wal = wal
-        self._now_ms = now_ms
+        self._now_ms, self._observe_system_clock = now_ms, observe_clock
         self.faults = faults or Faults()
         self._post = trio.lowlevel.current_trio_token().run_sync_soon
         self._waits = DurableWaits(machine)
@@ -156,9 +156,7 @@ class Engine:
         self.staging = Staging(machine, self._committer)
         self._replies = ParkedReplies(machine.uploading)
         self._execution = Execution(machine, self._cache, self._fetcher, self.staging, self._replies, now_ms)
-        self._ticker = Ticker(
-            now_ms, next_deadline_ms=self._next_deadline_ms, observe_clock=observe_clock, tick=self._tick
-        )
+        self._ticker = Ticker(now_ms, self._next_deadline_ms, self._observe_clock, self._tick)
         self.delivery = Delivery(
             self._execution,
             self.disk_space,
@@ -447,8 +445,15 @@ class Engine:
         """Return when the machine needs its next tick; None while the log has no space for its changes."""
         return None if self._committer.waits_for_space else self.machine.next_deadline_ms()
 
+    def _observe_clock(self) -> None:
+        self.machine.wall_ahead_ms = self._observe_system_clock()
+
     def _tick(self, now_ms: int, now_s: float) -> None:
-        outcome = Outcome([], None) if self._committer.waits_for_space else self.machine.tick(now_ms)
+        outcome = (
+            Outcome([], None)
+            if self._committer.waits_for_space
+            else self.machine.tick(now_ms, has_space=self.disk_space.level == Level.OK)
+        )
         if outcome.changes:
             self.staging.log(outcome, sync=False)
         if outcome.wakes:

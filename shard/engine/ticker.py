@@ -25,7 +25,6 @@ class Ticker:
     def __init__(
         self,
         now_ms: Callable[[], int],
-        *,
         next_deadline_ms: Callable[[], int | None],
         observe_clock: Callable[[], None],
         tick: Callable[[int, float], None],

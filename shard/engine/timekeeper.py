@@ -53,13 +53,14 @@ class Timekeeper:
         """Seconds that shard time is behind the system clock; negative if it is ahead."""
         return self._behind_ns / 1e9
 
-    def observe(self) -> None:
-        """Compare shard time with the system clock, and let it follow the system clock from now on."""
+    def observe(self) -> int:
+        """Compare shard time with the system clock, and let it follow the system clock from now on. Returns
+        how many milliseconds shard time is behind."""
         before_ns = self._monotonic_ns()
         wall_ns = self._wall_ns()
         after_ns = self._monotonic_ns()
         if after_ns - before_ns > _APART_NS:
-            return
+            return self._behind_ns // 1_000_000
         behind_ns = self._clock.observe(wall_ns=wall_ns, monotonic_ns=after_ns)
         previous_ns, self._behind_ns = self._behind_ns, behind_ns
         # A correction in progress reduces the difference by a tenth of the elapsed time; a larger change is
@@ -75,3 +76,4 @@ class Timekeeper:
             )
         elif abs(previous_ns) >= _STEP_NS > abs(behind_ns):
             log.info("this shard's time agrees with the system clock again")
+        return behind_ns // 1_000_000

@@ -91,6 +91,7 @@ class Reporter:
     def _report(self, census: BoxStatistics, key_use: dict[str, Use]) -> ShardReport:
         machine, engine = self._machine, self._engine
         commit_statistics = engine.statistics()
+        schedules = machine.schedules.totals(self._timekeeper.now_ms())
         return ShardReport(
             shard=self._shard,
             ready=True,
@@ -121,6 +122,9 @@ class Reporter:
             unsealed_bytes=machine.unsealed_boxes.bytes,
             cache_bytes=engine.cache_bytes,
             idempotency_keys=machine.keys_kept,
+            schedules=schedules.schedules,
+            schedules_blocked=schedules.blocked_count,
+            schedule_lag_s=schedules.lag_ms / 1000,
             clock_ahead_s=self._timekeeper.behind_s,
             key_use=key_use,
             boxes=census.boxes,

@@ -13,6 +13,8 @@ The content of a frame (the log adds length, lsn and checksum, see `wal/format.p
                     u64 batches of each segment · u64 bytes of each · u64 bytes in each batch · bitmap
     StreamAppended  u64 trim_seq · u8 whether there is a fence · u16 its length · fence (UTF-8) · then as
                     BatchAppended, without a key
+    ScheduleFired   i64 due_ms · i64 next_due_ms · u16 length of the name · name (UTF-8) · then as
+                    BatchAppended; a run has its key
     BatchKept       u64 generation · the batch likewise
     TxnHeld, TxnKept  u32 length of the head · head (msgpack map without the body) · packed columns
     all others      one msgpack map, field by field
@@ -94,10 +96,15 @@ _KINDS: dict[type[Any], int] = {
     changes.TokenIssued: 65,
     changes.TokenRevoked: 66,
     changes.UploadsMoved: 70,
+    changes.ScheduleSet: 80,
+    changes.ScheduleFired: 81,
+    changes.ScheduleAdvanced: 82,
+    changes.ScheduleDropped: 83,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]
 _STREAM_APPENDED = _KINDS[changes.StreamAppended]
+_SCHEDULE_FIRED = _KINDS[changes.ScheduleFired]
 _DELETED = _KINDS[changes.RecordsDeleted]
 #: A `RecordsDeleted` with groups. It has its own kind, not a version: salvage knows one version only.
 _DELETED_IN_GROUPS = 18
@@ -111,6 +118,7 @@ ASSIGNS_SEQS = frozenset(
         changes.BatchAppended,
         changes.BatchForwarded,
         changes.StreamAppended,
+        changes.ScheduleFired,
         changes.BatchKept,
         changes.TxnCommitted,
         changes.SeqsLost,
@@ -121,6 +129,7 @@ ASSIGNS_SEQS = frozenset(
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
 _STREAM_HEAD = struct.Struct("<QBH")
 _FORWARDED_HEAD = struct.Struct("<QQQH")
+_FIRED_HEAD = struct.Struct("<qqH")
 _DELETED_HEAD = struct.Struct("<QQQqI")
 _GENERATION = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
@@ -129,12 +138,12 @@ _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(change).decode
     for change, kind in _KINDS.items()
-    if kind not in (APPENDED, FORWARDED, _STREAM_APPENDED, _DELETED, _KEPT, *_HELD)
+    if kind not in (APPENDED, FORWARDED, _STREAM_APPENDED, _SCHEDULE_FIRED, _DELETED, _KEPT, *_HELD)
 }
 
 assert len({*_KINDS.values(), _DELETED_IN_GROUPS}) == len(_KINDS) + 1, "KINDS_UNIQUE"
 assert all(0 < kind < 256 for kind in (*_KINDS.values(), _DELETED_IN_GROUPS)), "KIND_BYTE"
-assert len(_PLAIN_DECODERS) + 5 + len(_HELD) == len(_KINDS), "DECODABLE"
+assert len(_PLAIN_DECODERS) + 6 + len(_HELD) == len(_KINDS), "DECODABLE"
 
 
 class UnknownFrame(ValueError):
@@ -160,6 +169,8 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
             head = _forwarded_head(change) + head
         elif kind == _STREAM_APPENDED:
             head = _stream_head(change) + head
+        elif kind == _SCHEDULE_FIRED:
+            head = _fired_head(change) + head
         columns, blob = change.batch.to_parts()
         return kind, VERSION, lsn, (head + key + columns, blob)
     if isinstance(change, changes.BatchKept):
@@ -192,12 +203,18 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
     if kind == FORWARDED:
         return _decode_forwarded(content)
     if kind == APPENDED:
-        generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content)
-        at = _APPENDED_HEAD.size + key_bytes
-        key = str(content[_APPENDED_HEAD.size : at], "utf-8") if key_bytes else None
-        return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, *cuts)
+        return changes.BatchAppended(*_decode_appended(content))
     if kind == _STREAM_APPENDED:
         return _decode_stream_appended(content)
+    if kind == _SCHEDULE_FIRED:
+        due_ms, next_due_ms, name_bytes = _FIRED_HEAD.unpack_from(content)
+        at = _FIRED_HEAD.size + name_bytes
+        return changes.ScheduleFired(
+            *_decode_appended(content[at:]),
+            schedule=str(content[_FIRED_HEAD.size : at], "utf-8"),
+            due_ms=due_ms,
+            next_due_ms=next_due_ms,
+        )
     if kind in (_DELETED, _DELETED_IN_GROUPS):
         return _decode_deleted(kind, content)
     if kind == _KEPT:
@@ -213,6 +230,14 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
     change: Change = decoder(content)
     return change
+
+
+def _decode_appended(content: memoryview) -> tuple[Any, ...]:
+    """Return the fields of a `BatchAppended`, in their order."""
+    generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content)
+    at = _APPENDED_HEAD.size + key_bytes
+    key = str(content[_APPENDED_HEAD.size : at], "utf-8") if key_bytes else None
+    return generation, Batch.from_bytes(content[at:]), at_ms, key, *cuts
 
 
 def _decode_deleted(kind: int, content: memoryview) -> changes.RecordsDeleted:
@@ -255,6 +280,8 @@ def read_claim(kind: int, content: memoryview) -> DamagedBatch | None:
             at, behind_loss = _FORWARDED_HEAD.size + origin_bytes, int(lost_count > 0)
         elif kind == _STREAM_APPENDED:
             at = _STREAM_HEAD.size + int(_STREAM_HEAD.unpack_from(content)[-1])
+        elif kind == _SCHEDULE_FIRED:
+            at = _FIRED_HEAD.size + int(_FIRED_HEAD.unpack_from(content)[-1])
         elif kind not in (APPENDED, _KEPT):
             return None
         (generation,) = _GENERATION.unpack_from(content, at)
@@ -270,7 +297,7 @@ def read_claim(kind: int, content: memoryview) -> DamagedBatch | None:
         first_seq_taken=first_seq - behind_loss,
         records=records,
         is_count_sure=is_sure,
-        is_generation_sure=kind != FORWARDED,
+        is_generation_sure=kind not in (FORWARDED, _SCHEDULE_FIRED),
         is_kept=kind == _KEPT,
     )
 
@@ -297,6 +324,12 @@ def _stream_head(change: changes.BatchAppended) -> bytes:
     assert isinstance(change, changes.StreamAppended), "KIND_IS_TYPE"
     fence = (change.fence or "").encode()
     return _STREAM_HEAD.pack(change.trim_seq, change.fence is not None, len(fence)) + fence
+
+
+def _fired_head(change: changes.BatchAppended) -> bytes:
+    assert isinstance(change, changes.ScheduleFired), "KIND_IS_TYPE"
+    name = change.schedule.encode("utf-8")
+    return _FIRED_HEAD.pack(change.due_ms, change.next_due_ms, len(name)) + name
 
 
 def _decode_stream_appended(content: memoryview) -> changes.StreamAppended:

@@ -1,7 +1,7 @@
 """The `streams` command: a group of verbs, each in its own file and imported only when it is used.
 
 serve, config, completion             run a server; show its settings; shell completion
-boxes, records, queues, groups, routers, txns     the contents of a server
+boxes, records, queues, groups, routers, schedules, txns     the contents of a server
 status, top, doctor, bench            the state and the speed of a server
 archive, pipeline                     export and import of one box; Spark jobs
 backup, restore, verify, repair, inspect, takeover      data directories
@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "queue": ("streams.cli.queues", "Claim, ack and run jobs."),
     "group": ("streams.cli.groups", "Show and move the cursors of reader groups."),
     "router": ("streams.cli.routers", "Copy records from box to box, continuously."),
+    "schedule": ("streams.cli.schedules", "Append records by cron or at an interval."),
     "txn": ("streams.cli.txns", "Show and clean up transactions."),
     "export": ("streams.cli.archive:export", "Write the records of a box to an NDJSON file."),
     "import": ("streams.cli.archive:import_", "Append the records of an NDJSON file to a box."),

@@ -46,6 +46,7 @@ NEXT_STEPS: Final[dict[str, str]] = {
     "forbidden": "use a key with the scope that the message names; `streams whoami` shows yours",
     "box_not_found": "list the boxes with `streams ls`, or create one with `streams box create NAME`",
     "router_not_found": "list the routers with `streams router ls`",
+    "schedule_not_found": "list the schedules with `streams schedule ls`",
     "group_not_found": "list the groups with `streams group ls BOX`, or create one: `streams group commit`",
     "not_found": "check the name or the seq; the record may have been deleted",
     "method_not_allowed": "compare the versions of client and server with `streams doctor`",

@@ -272,6 +272,7 @@ class Config:
     max_node_bytes: int = _setting("bytes", 128, "Maximum size of a node name.", least=1, most=65_535)
     max_boxes: int = _setting("count", 100_000, "Maximum number of boxes; 0 is no limit.", most=10**12)
     max_routers: int = _setting("count", 10_000, "Maximum number of routers; 0 is no limit.", most=10**9)
+    max_schedules: int = _setting("count", 10_000, "Maximum number of schedules; 0 is no limit.", most=10**9)
     max_watch_sessions: int = _setting(
         "count", 10_000, "Maximum number of watch sessions; 0 is no limit.", most=10**9
     )

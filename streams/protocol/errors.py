@@ -84,6 +84,12 @@ class RouterNotFound(Refused):
     code = "router_not_found"
 
 
+class ScheduleNotFound(Refused):
+    """There is no such schedule."""
+
+    code = "schedule_not_found"
+
+
 class GroupNotFound(Refused):
     """There is no such group."""
 

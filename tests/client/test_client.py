@@ -194,6 +194,21 @@ def test_a_list_goes_on_over_pages(client: streams.Client, name: str) -> None:
     assert [found.box for found in client.boxes(name, page_size=2)] == names
 
 
+def test_schedules_are_put_run_paused_listed_and_deleted(client: streams.Client, name: str) -> None:
+    client.box(name).create()
+    put = client.schedules.put(name, name, {"a": 1}, cron="@monthly", tag="t", meta={"k": "v"}, end_ts=2**45)
+    assert put.created and put.record == {"data": {"a": 1}, "tag": "t", "meta": {"k": "v"}}
+    assert client.schedules.pause(name).state == "paused"
+    assert client.schedules.resume(name).next_due == put.next_due
+    first = client.schedules.run(name, idempotency_key="k")
+    assert (first.seq, client.schedules.run(name, idempotency_key="k").deduped) == (1, True)
+    assert client.schedules.run(name).seq == 2
+    state = client.schedules.get(name)
+    assert (state.fired_total, state.end_ts, state.cron) == (2, 2**45, "@monthly")
+    assert [each.schedule for each in client.schedules.list(box=name)] == [name]
+    assert client.schedules.delete(name) and not client.schedules.delete(name)
+
+
 def test_routers_copy_and_are_listed(client: streams.Client, name: str) -> None:
     made = client.put_router(f"{name}>", name, f"{name}.copy", match="kept", from_seq=0)
     assert made.created and made.filter is not None

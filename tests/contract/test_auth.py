@@ -52,7 +52,8 @@ CONTRACT = {
         GET /v0/boxes/{box}/watch           GET /v0/boxes                   GET /v0/routers
         GET /v0/routers/{router}            POST /v0/boxes/{box}/diff       POST /v0/watch
         GET /v0/watch/{wid}                 GET /v0/metrics                 GET /metrics
-        GET /v0/status                      GET /v0/history
+        GET /v0/status                      GET /v0/history                 GET /v0/schedules
+        GET /v0/schedules/{schedule}
     """,
     WRITE: """
         POST /v0/boxes/{box}                POST /v0/boxes/{box}/ack        POST /v0/boxes/{box}/nack
@@ -69,6 +70,8 @@ CONTRACT = {
     ADMIN: """
         PUT /v0/boxes/{box}                 PUT /v0/routers/{router}
         POST /v0/boxes/{box}/pause          POST /v0/boxes/{box}/resume
+        PUT /v0/schedules/{schedule}        DELETE /v0/schedules/{schedule}
+        POST /v0/schedules/{schedule}/run
     """,
     0: """
         GET /v0/ws                          GET /v0/placement               GET /v0/whoami
@@ -94,6 +97,7 @@ BODIES = {
     ("POST /v0/boxes/{box}/requeue", "from"): {"from": "BOX"},
     ("PUT /v0/routers/{router}", "source"): {"source": "BOX", "dest": "in.other"},
     ("PUT /v0/routers/{router}", "dest"): {"source": "in.other", "dest": "BOX"},
+    ("PUT /v0/schedules/{schedule}", "box"): {"box": "BOX", "record": {"data": 1}, "cron": "@daily"},
     ("POST /v0/watch", "boxes.*"): {"boxes": {"in.other": {}, "BOX": {}}},
 }
 
@@ -124,7 +128,7 @@ def routes():
 
 def address(route, name=IN):
     method, _, template = route.partition(" ")
-    for parameter in ("box", "router"):
+    for parameter in ("box", "router", "schedule"):
         template = template.replace(f"{{{parameter}}}", name)
     return method, template.replace("{seq}", "1").replace("{group}", "g").replace(
         "{wid}", "wid_none"

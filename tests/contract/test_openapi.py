@@ -45,6 +45,7 @@ CHECKS = [
 #: What names in a path become, so that most requests meet something.
 NAMES = {
     "box": ("fuzz.log", "fuzz.queue", "fuzz.made", "fuzz.none"),
+    "schedule": ("fuzz.schedule", "fuzz.made-schedule", "fuzz.none"),
     "router": ("fuzz.router", "fuzz.made-router", "fuzz.none"),
     "group": ("fuzz.group", "fuzz.made-group"),
     "seq": (1, 7),
@@ -124,11 +125,14 @@ def fuzzed(fleet):
         for box in ("fuzz.log", "fuzz.queue"):
             client.post(f"/v0/boxes/{box}", json={"records": [{"data": n, "tag": "t"} for n in range(20)]})
         client.put("/v0/boxes/fuzz.log/groups/fuzz.group", json={"cursor": 3})
+        schedule = {"box": "fuzz.log", "record": {"data": 1}, "cron": "@monthly"}
+        client.put("/v0/schedules/fuzz.schedule", json=schedule)
         client.put("/v0/routers/fuzz.router", json={"source": "fuzz.log", "dest": "fuzz.copy"})
         yield client
 
 
 LOG, QUEUE, GROUP, ROUTER = {"box": "ok.log"}, {"box": "ok.queue"}, {"group": "g"}, {"router": "ok.router"}
+SCHEDULE = {"schedule": "ok.schedule"}
 ONE = {"records": [{"data": {"n": 1.0}, "tag": "t", "node": "n", "meta": {"k": "v"}}]}
 JOB = {"node": "w", "seqs": [1]}
 #: One good request for each address that is no stream, in an order in which all of them work.
@@ -164,6 +168,23 @@ STORY = [
     ("GET /v0/routers/{router}", ROUTER, None, {}),
     ("GET /v0/routers", {}, None, {"source": "ok.log"}),
     ("DELETE /v0/routers/{router}", ROUTER, None, {}),
+    (
+        "PUT /v0/schedules/{schedule}",
+        SCHEDULE,
+        {"box": "ok.log", "record": ONE["records"][0], "cron": "@daily"},
+        {},
+    ),
+    (
+        "PUT /v0/schedules/{schedule}",
+        SCHEDULE,
+        {"box": "ok.log", "record": {"data": 1}, "every_ms": 60_000},
+        {},
+    ),
+    ("GET /v0/schedules/{schedule}", SCHEDULE, None, {}),
+    ("GET /v0/schedules", {}, None, {"box": "ok.log"}),
+    ("PUT /v0/boxes/{box}/fence", LOG, {"token": ""}, {}),
+    ("POST /v0/schedules/{schedule}/run", SCHEDULE, None, {}),
+    ("DELETE /v0/schedules/{schedule}", SCHEDULE, None, {}),
     ("POST /v0/watch", {}, {"boxes": {"ok.log": {}, "ok.none": {"tail": True}}}, {"lenient": "true"}),
     ("GET /v0/boxes", {}, None, {"prefix": "ok.", "page_size": 1}),
     ("POST /v0/boxes/{box}/delete", LOG, {"match": ["tag", "Glob", "t*"]}, {}),

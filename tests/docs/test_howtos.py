@@ -69,6 +69,19 @@ def test_sharing_jobs_and_committing_groups_work_as_typed(server: Server, tmp_pa
     assert "event: job" in ran.stdout and statuses(ran) == ["200"]
 
 
+def test_schedules_work_as_typed(server: Server, tmp_path: Path) -> None:
+    page = (HOWTO / "schedules.md").read_text()
+    blocks = BLOCK.findall(page)
+    assert len(blocks) == 3
+    ran = run("".join(blocks), server, tmp_path)
+    assert statuses(ran) == ["201", "201", "200", "200", "200"]
+    assert '"$schedule":"daily-report"' in ran.stdout
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(program.replace("http://localhost:4000", server.url), {})
+    with Client(server.url) as client:
+        assert [each.schedule for each in client.schedules.list()] == ["daily-report", "hourly"]
+
+
 def test_keys_are_written_used_and_rotated_as_typed(server: Server, tmp_path: Path) -> None:
     page = (HOWTO / "keys.md").read_text()
     written, used, rotated, direct = BLOCK.findall(page)

@@ -129,6 +129,17 @@ SHARD_WORK: Final = (
     SHARDS.gauge(
         "streams_idempotency_keys", "Idempotency keys that are remembered.", lambda s: s.idempotency_keys
     ),
+    SHARDS.gauge("streams_schedules", "Schedules of the boxes of a shard.", lambda s: s.schedules),
+    SHARDS.gauge(
+        "streams_schedules_blocked",
+        "Schedules whose box refuses their record.",
+        lambda s: s.schedules_blocked,
+    ),
+    SHARDS.gauge(
+        "streams_schedule_lag_seconds",
+        "How late the latest schedule of a shard is: more than a second means that its box refuses records.",
+        lambda s: s.schedule_lag_s,
+    ),
     SHARDS.gauge(
         "streams_clock_ahead_seconds",
         "System clock minus the time of the shard, which follows it slowly when it is set.",

@@ -86,6 +86,7 @@ class BoxAppliers:
         for outbox in (*box.outboxes.values(), *box.moves.values()):
             context.forwarding.close(outbox)
         box.restore_facts(change.facts)
+        context.schedules.on_box_replaced(box)
         context.keys_kept += len(box.keys)
         context.key_expiry.watch(box)
 
@@ -101,6 +102,7 @@ class BoxAppliers:
         self.leave_alone(change.generation)
         context.forwarding.box_deleted(box, lsn)
         context.moves.close(box)
+        context.schedules.on_box_deleted(box, lsn)
         if not box.config.auto_create:
             context.not_recreated[box.name] = None
             if len(context.not_recreated) > NOT_RECREATED_MAX:

@@ -11,7 +11,6 @@ Invariants
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 from pyroaring import BitMap64
 
@@ -23,7 +22,7 @@ from shard.core.boxes.holes import Hole
 from shard.core.boxes.idempotency_keys import IdempotencyKey, IdempotencyKeys
 from shard.core.boxes.live_runs import walk_live_runs
 from shard.core.boxes.log import Log
-from shard.core.boxes.pages import PageCollector, ScanRuns
+from shard.core.boxes.pages import PageCollector, ReadBounds, ScanRuns
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tags import Tags
@@ -34,6 +33,7 @@ from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outbox
 from shard.core.routers.router_outbox import RouterOutbox
 from shard.core.s2.stream import StreamState
+from shard.core.schedules.schedule import NO_SCHEDULES, Schedule
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
 from streams.protocol.messages.commands import Append, DeleteRecords, DiffResult, ReadBox, Scan, Tombstone
@@ -78,6 +78,7 @@ class Box:
         "outboxes",
         "queue",
         "reserved_seq",
+        "schedules",
         "stream",
         "tags",
         "volatile",
@@ -101,6 +102,7 @@ class Box:
         self.stream: StreamState | None = None
         #: Records that move to other boxes, by where they go and whether they are dead letters.
         self.moves: dict[tuple[str, bool], MoveQueue] = {}
+        self.schedules: dict[str, Schedule] = NO_SCHEDULES
         self.fencing_token = ""
         self.keys = IdempotencyKeys()
         self.reserved_seq = reserved_seq
@@ -331,7 +333,7 @@ class Box:
             records_scanned=page.examined_count,
         )
 
-    def _bounds_of(self, command: ReadBox, head_seq: int) -> _ReadBounds:
+    def _bounds_of(self, command: ReadBox, head_seq: int) -> ReadBounds:
         """Return where a read begins and ends, and the tombstone that comes first, if any."""
         log = self.log
         earliest_seq = min(log.earliest_seq, head_seq + 1)
@@ -354,7 +356,7 @@ class Box:
         if hole is not None:
             # One tombstone an answer: the hole is for the next one.
             upto_seq = min(upto_seq, hole.first_seq - 1)
-        return _ReadBounds(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
+        return ReadBounds(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
 
     def scan(self, command: Scan) -> ScanReply:
         """Read like `read`, but return stored runs of records, limited by bytes and without filters."""
@@ -561,6 +563,7 @@ class Box:
                 if isinstance(outbox, RouterOutbox)
             ],
             stream=None if self.stream is None else self.stream.facts(),
+            schedules=[schedule.facts() for schedule in self.schedules.values()],
             shown=(log.visible_seq, log.visible_ts)
             if self.is_object and log.visible_seq < log.head_seq
             else None,
@@ -623,6 +626,9 @@ class Box:
             self.queue = Queue()
             if facts.queue is not None:
                 self.queue.restore(facts.queue)
+        self.schedules = NO_SCHEDULES
+        if facts.schedules:
+            self.schedules = {each.schedule: Schedule(each) for each in facts.schedules}
         self.moves = {}
         for each in facts.moves:
             self.new_line(each.dest, is_dead=each.is_dead, position=each.position).restore(each)
@@ -642,13 +648,3 @@ def placeholder(change: changes.BoxCreated) -> Box:
         created_ms=change.at_ms,
         reserved_seq=change.reserved_seq,
     )
-
-
-class _ReadBounds(NamedTuple):
-    """The range of a read: records after `from_seq`, up to and including `upto_seq`."""
-
-    from_seq: int
-    upto_seq: int
-    head_seq: int
-    earliest_seq: int
-    tombstone: Tombstone | None

@@ -124,7 +124,7 @@ class BoxHandlers:
         box = context.boxes.get(command.box)
         if box is None:
             return context.answer_absent(
-                command.box, commands.DeleteBoxReply(command.box, False, []), entries
+                command.box, commands.DeleteBoxReply(command.box, False, [], []), entries
             )
         context.expire(box, now_ms, entries)
         if command.if_empty and box.log.count:
@@ -134,7 +134,7 @@ class BoxHandlers:
             )
         origins = context.forwarding.routers_of(box)
         lsn = context.log(changes.BoxDeleted(box.generation), entries)
-        reply = commands.DeleteBoxReply(command.box, True, origins)
+        reply = commands.DeleteBoxReply(command.box, True, sorted(box.schedules), origins)
         wait = context.durability.wait_for_config(lsn, box.config.durability)
         return reply_after(wait, entries, reply, (command.box,))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from shard.core.boxes.live_runs import RunCollector
 from shard.core.boxes.sealed import Span
 from shard.core.transactions.unrendered import UnrenderedRows
-from streams.protocol.messages.commands import ReadBox
+from streams.protocol.messages.commands import ReadBox, Tombstone
 from streams.protocol.model.records import Batch
 from streams.protocol.payloads.scans import RunWriter
 
@@ -139,3 +140,13 @@ class PageCollector(RunCollector):
             ),
             first,
         )
+
+
+class ReadBounds(NamedTuple):
+    """The range of a read: records after `from_seq`, up to and including `upto_seq`."""
+
+    from_seq: int
+    upto_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None

@@ -13,6 +13,7 @@ import msgspec
 from streams.client import answers
 from streams.client._async.box import AsyncBox
 from streams.client._async.queue import AsyncQueue
+from streams.client._async.schedules import AsyncSchedules
 from streams.client._async.watch import AsyncWatch
 from streams.client.attempts import Attempts
 from streams.client.concurrency import asleep
@@ -137,6 +138,11 @@ class AsyncClient:
         """Delete a router; return True if it existed. Existing copies stay."""
         return (await self.call("DELETE", _router_path(name), replies.DeleteRouterReply)).deleted
 
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """The schedules of the server."""
+        return AsyncSchedules(self)
+
     def watch(
         self,
         boxes: Mapping[str, int | None],
@@ -201,11 +207,14 @@ class AsyncClient:
         *,
         is_repeatable: bool = True,
         retry: Retry | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
         """One request, with a JSON body or without, and its answer."""
         content = None if body is None else msgspec.json.encode(body)
         wait_s = body.get("wait_ms", 0) / 1000 if isinstance(body, dict) else 0.0
-        raw = await self.send(method, path, content, is_repeatable=is_repeatable, retry=retry, wait_s=wait_s)
+        raw = await self.send(
+            method, path, content, is_repeatable=is_repeatable, retry=retry, wait_s=wait_s, headers=headers
+        )
         try:
             return answers.decode(raw, kind)
         except msgspec.DecodeError as error:
@@ -221,6 +230,7 @@ class AsyncClient:
         is_urgent: bool = False,
         retry: Retry | None = None,
         wait_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """As `call`, with bytes. Repeats a request that may be repeated; the error it raises is true of all
         attempts. The server may hold its answer back for `wait_s`."""
@@ -228,7 +238,7 @@ class AsyncClient:
         while True:
             try:
                 return await self._attempt(
-                    method, path, body, is_urgent=is_urgent, answer_s=self.timeout + wait_s
+                    method, path, body, headers or {}, is_urgent=is_urgent, answer_s=self.timeout + wait_s
                 )
             except StreamsError as error:
                 pause_s = attempts.pause_s(error)
@@ -237,9 +247,17 @@ class AsyncClient:
             await asleep(pause_s)
 
     async def _attempt(
-        self, method: str, path: str, body: bytes | None, *, is_urgent: bool, answer_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        more_headers: Mapping[str, str],
+        *,
+        is_urgent: bool,
+        answer_s: float,
     ) -> bytes:
         headers = {"content-type": "application/json"} if body is not None else {}
+        headers.update(more_headers)
         if is_urgent:
             headers["x-streams-urgent"] = "1"
         answer = await self._transport.send(method, path, body, headers=headers, answer_s=answer_s)

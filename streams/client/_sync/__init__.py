@@ -3,6 +3,7 @@
 
 client       a server: boxes, queues, routers, status
 box, queue   one box; one queue
+schedules    records that the server appends when they are due
 producer     many records, in batches, in the background
 reader       pages in, records out, with a cursor that is kept
 watch        boxes as the server pushes them

@@ -14,6 +14,7 @@ import msgspec
 from streams.client import answers
 from streams.client._sync.box import Box
 from streams.client._sync.queue import Queue
+from streams.client._sync.schedules import Schedules
 from streams.client._sync.watch import Watch
 from streams.client.attempts import Attempts
 from streams.client.concurrency import sleep
@@ -136,6 +137,11 @@ class Client:
         """Delete a router; return True if it existed. Existing copies stay."""
         return (self.call("DELETE", _router_path(name), replies.DeleteRouterReply)).deleted
 
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the server."""
+        return Schedules(self)
+
     def watch(
         self,
         boxes: Mapping[str, int | None],
@@ -200,11 +206,14 @@ class Client:
         *,
         is_repeatable: bool = True,
         retry: Retry | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
         """One request, with a JSON body or without, and its answer."""
         content = None if body is None else msgspec.json.encode(body)
         wait_s = body.get("wait_ms", 0) / 1000 if isinstance(body, dict) else 0.0
-        raw = self.send(method, path, content, is_repeatable=is_repeatable, retry=retry, wait_s=wait_s)
+        raw = self.send(
+            method, path, content, is_repeatable=is_repeatable, retry=retry, wait_s=wait_s, headers=headers
+        )
         try:
             return answers.decode(raw, kind)
         except msgspec.DecodeError as error:
@@ -220,13 +229,16 @@ class Client:
         is_urgent: bool = False,
         retry: Retry | None = None,
         wait_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """As `call`, with bytes. Repeats a request that may be repeated; the error it raises is true of all
         attempts. The server may hold its answer back for `wait_s`."""
         attempts = Attempts(retry or self.retry, is_repeatable=is_repeatable)
         while True:
             try:
-                return self._attempt(method, path, body, is_urgent=is_urgent, answer_s=self.timeout + wait_s)
+                return self._attempt(
+                    method, path, body, headers or {}, is_urgent=is_urgent, answer_s=self.timeout + wait_s
+                )
             except StreamsError as error:
                 pause_s = attempts.pause_s(error)
                 if pause_s is None:
@@ -234,9 +246,17 @@ class Client:
             sleep(pause_s)
 
     def _attempt(
-        self, method: str, path: str, body: bytes | None, *, is_urgent: bool, answer_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        more_headers: Mapping[str, str],
+        *,
+        is_urgent: bool,
+        answer_s: float,
     ) -> bytes:
         headers = {"content-type": "application/json"} if body is not None else {}
+        headers.update(more_headers)
         if is_urgent:
             headers["x-streams-urgent"] = "1"
         answer = self._transport.send(method, path, body, headers=headers, answer_s=answer_s)

@@ -122,6 +122,19 @@ class RouterBody(msgspec.Struct, forbid_unknown_fields=True):
     from_seq: _Count | None = None
 
 
+class ScheduleBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A schedule (§22). Exactly one of `cron` and `every_ms` is given."""
+
+    box: BoxName
+    record: NewRecord
+    cron: str | None = None
+    every_ms: Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)] | None = None
+    time_zone: str = "UTC"
+    paused: bool = False
+    end_ts: _Millis | None = None
+    catch_up: Literal["one", "all", "none"] = "one"
+
+
 class WatchStart(msgspec.Struct, forbid_unknown_fields=True):
     from_seq: _Count | None = None
     tail: bool = False

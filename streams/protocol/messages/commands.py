@@ -20,6 +20,7 @@ from streams.protocol.messages.replies import PutBoxReply as PutBoxReply
 from streams.protocol.messages.replies import SetFenceReply as SetFenceReply
 from streams.protocol.messages.replies import Tail as Tail
 from streams.protocol.messages.replies import Tombstone as Tombstone
+from streams.protocol.messages.schedules import ScheduleCommand, ScheduleReply
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.matches import Match as Match
 from streams.protocol.model.records import Columns
@@ -209,6 +210,7 @@ Command = (
     | SessionCommand
     | s2.Command
     | ExchangeUse
+    | ScheduleCommand
 )
 
 
@@ -286,4 +288,5 @@ Reply = (
     | SessionReply
     | s2.Reply
     | AccountsUse
+    | ScheduleReply
 )

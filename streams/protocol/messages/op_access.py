@@ -56,7 +56,7 @@ OPS: dict[int, Need] = {
     wire.OP_TXN_LIST: Need(READ, is_whole=True),
 }
 
-#: For gateways and tools on this machine only: sessions, routers, moves, exports and lists.
+#: For gateways and tools on this machine only: sessions, routers, schedules, moves, exports and lists.
 INTERNAL: frozenset[int] = frozenset(
     (
         wire.OP_STATS,
@@ -74,6 +74,11 @@ INTERNAL: frozenset[int] = frozenset(
         wire.OP_REQUIRE_QUEUE,
         wire.OP_PLAN_REQUEUE,
         wire.OP_AWAIT_MOVES,
+        wire.OP_PUT_SCHEDULE,
+        wire.OP_FIND_SCHEDULE,
+        wire.OP_LIST_SCHEDULES,
+        wire.OP_DROP_SCHEDULE,
+        wire.OP_RUN_SCHEDULE,
         wire.OP_APPEND_STREAM,
         wire.OP_READ_STREAM,
         wire.OP_S2_CONTROL,

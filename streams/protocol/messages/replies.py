@@ -32,6 +32,7 @@ Seq = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 Count = Seq
 Millis = Seq
 RouterName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{ROUTER_NAME_PATTERN}$"})]
+ScheduleName = BoxName
 Kind = Annotated[str, one_of("log", "queue", "stream")]
 Durability = Annotated[str, one_of("memory", "disk", "fsync", "object")]
 Warnings = Annotated[
@@ -109,6 +110,7 @@ class DeleteBoxReply(msgspec.Struct, frozen=True):
 
     box: BoxName
     deleted: bool
+    schedules_removed: list[ScheduleName]
     routers_removed: list[RouterName]
 
 
@@ -338,6 +340,54 @@ class RouterPage(msgspec.Struct, frozen=True, omit_defaults=True):
 class DeleteRouterReply(msgspec.Struct, frozen=True):
     router: RouterName
     deleted: bool
+
+
+# -- schedules
+
+
+class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule's definition and progress. `next_due` is null if nothing more is due: the schedule is paused
+    or has ended. `last_due` is the last due time whose record is in the box."""
+
+    schedule: ScheduleName
+    box: BoxName
+    #: As in an append.
+    record: Any
+    cron: str | None
+    every_ms: Millis | None
+    time_zone: str
+    paused: bool
+    end_ts: Millis | None
+    catch_up: Annotated[str, one_of("one", "all", "none")]
+    created_ts: Millis
+    next_due: Millis | None
+    last_due: Millis | None
+    fired_total: Count
+    state: Annotated[str, one_of("active", "paused", "blocked", "ended")]
+    last_error: str | None
+
+
+class PutScheduleReply(ScheduleState, frozen=True, kw_only=True):
+    created: bool
+
+
+class SchedulePage(msgspec.Struct, frozen=True, omit_defaults=True):
+    schedules: list[ScheduleState]
+    next_cursor: str | None = None
+
+
+class DeleteScheduleReply(msgspec.Struct, frozen=True):
+    schedule: ScheduleName
+    deleted: bool
+
+
+class RunScheduleReply(msgspec.Struct, frozen=True):
+    """The record of a run. `deduped` is true if an earlier attempt with the same key had written it."""
+
+    schedule: ScheduleName
+    box: BoxName
+    seq: Seq
+    deduped: bool
 
 
 # -- watch sessions

@@ -24,12 +24,15 @@ from streams.protocol.messages import (
     list_requests,
     queue_requests,
     s2_requests,
+    schedule_requests,
+    session_requests,
 )
 from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
 from streams.protocol.messages.commands import Command, Match, Reply
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import CommitGroupReply, RequireQueue
 from streams.protocol.messages.routers import Route
+from streams.protocol.messages.schedules import PutScheduleReply
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.names import (
     FENCING_TOKEN_BYTES_MAX,
@@ -267,29 +270,6 @@ def _set_fence(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Com
     return commands.SetFence(head.box, request.token, request.if_token)
 
 
-def _put_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = Query(head.query)
-    ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
-    owner = query.text("owner") or ""
-    query.reject_unknown()
-    return commands.PutSession(head.box, body, ttl_ms, epoch, owner)
-
-
-def _take_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = Query(head.query)
-    ttl_ms, owner = query.number("ttl_ms") or 0, query.text("owner") or ""
-    has_cursor = bool(query.number("has_cursor"))
-    query.reject_unknown()
-    return commands.TakeSession(head.box, ttl_ms, owner, has_cursor)
-
-
-def _keep_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = Query(head.query)
-    ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
-    query.reject_unknown()
-    return commands.KeepSession(head.box, epoch, body, ttl_ms)
-
-
 def _follow(head: wire.FollowHead) -> Command:
     """From a gateway, which has checked it; a name is checked again because it costs nothing."""
     check_readable_name(head.box)
@@ -329,9 +309,8 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
     wire.OP_DELETE_RECORDS: _delete_records,
     wire.OP_SET_FENCE: _set_fence,
     **queue_requests.DECODERS,
-    wire.OP_PUT_SESSION: _put_session,
-    wire.OP_TAKE_SESSION: _take_session,
-    wire.OP_KEEP_SESSION: _keep_session,
+    **schedule_requests.DECODERS,
+    **session_requests.DECODERS,
 }
 
 
@@ -491,6 +470,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.DeleteRecordsReply: encode_json,
     commands.SetFenceReply: encode_json,
     **queue_requests.ENCODERS,
+    **dict.fromkeys(schedule_requests.REPLIES, encode_json),
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
     commands.SessionReply: _encode_session,
@@ -499,10 +479,14 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
 }
 
 
+#: Replies with `created`.
+_CREATING = (commands.PutBoxReply, CommitGroupReply, PutScheduleReply)
+
+
 def status_of(reply: Reply) -> int:
     if type(reply) is commands.AppendResult:
         return 201 if reply.created else 200
-    return 201 if isinstance(reply, (commands.PutBoxReply, CommitGroupReply)) and reply.created else 200
+    return 201 if isinstance(reply, _CREATING) and reply.created else 200
 
 
 def encode_reply(reply: Reply) -> bytes:

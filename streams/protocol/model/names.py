@@ -67,6 +67,16 @@ def check_router_name(name: str, field: str = "router") -> str:
     return name
 
 
+def check_schedule_name(name: str, field: str = "schedule") -> str:
+    if _box_name(name) is None:
+        raise InvalidRequest(
+            f"{field}: {quote(name)} is not a schedule name (letters, digits and . _ : -, starting with a "
+            "letter or digit, at most 255 characters)",
+            field=field,
+        )
+    return name
+
+
 def check_group_name(name: str, field: str = "group") -> str:
     if _box_name(name) is None:
         raise InvalidRequest(

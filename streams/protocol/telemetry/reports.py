@@ -197,6 +197,9 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     unsealed_bytes: int = 0
     cache_bytes: int = 0
     idempotency_keys: int = 0
+    schedules: int = 0
+    schedules_blocked: int = 0
+    schedule_lag_s: float = 0.0
     #: The system clock minus the time of the shard.
     clock_ahead_s: float = 0.0
     #: Usage of keys with limits on this shard, by id.

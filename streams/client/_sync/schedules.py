@@ -1,0 +1,105 @@
+# Written by `make twin` from ../_async/schedules.py. Do not edit.
+"""Schedules: records that the server appends by itself when they are due (v0 §22)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+from uuid import uuid4
+
+from streams.protocol.messages import replies
+from streams.protocol.model.names import check_schedule_name
+
+if TYPE_CHECKING:
+    from streams.client._sync.client import Client
+
+#: Fields of a schedule that its definition does not have.
+_PROGRESS = frozenset(
+    ("schedule", "created", "created_ts", "next_due", "last_due", "fired_total", "state", "last_error")
+)
+
+
+class Schedules:
+    """The schedules of a server: `client.schedules`.
+
+    client.schedules.put("report", "jobs", {"kind": "report"}, cron="0 9 * * mon-fri")
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<Schedules of {self._client!r}>"
+
+    def put(
+        self,
+        name: str,
+        box: str,
+        data: Any,
+        *,
+        cron: str | None = None,
+        every_ms: int | None = None,
+        time_zone: str = "UTC",
+        catch_up: Literal["one", "all", "none"] = "one",
+        paused: bool = False,
+        end_ts: int | None = None,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> replies.PutScheduleReply:
+        """Append a record with this data to the box whenever the cron expression or the interval is due; give
+        one of the two. Changes a schedule that is there."""
+        fields = {"data": data, "tag": tag, "node": node, "meta": meta}
+        record = {field: value for field, value in fields.items() if field == "data" or value is not None}
+        body: dict[str, Any] = {
+            "box": box,
+            "record": record,
+            "time_zone": time_zone,
+            "catch_up": catch_up,
+            "paused": paused,
+        }
+        for field, value in (("cron", cron), ("every_ms", every_ms), ("end_ts", end_ts)):
+            if value is not None:
+                body[field] = value
+        return self._client.call("PUT", _path(name), replies.PutScheduleReply, body)
+
+    def get(self, name: str) -> replies.ScheduleState:
+        """Return the definition and progress of a schedule."""
+        return self._client.get(_path(name), replies.ScheduleState)
+
+    def list(self, prefix: str = "", *, box: str = "") -> Iterator[replies.ScheduleState]:
+        """All schedules whose name begins so, sorted by name; only those of one box if it is given."""
+        params = {"prefix": prefix, "box": box, "page_size": 1000}
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self._client.get("/v0/schedules", replies.SchedulePage, {**params, "cursor": cursor})
+            for schedule in page.schedules:
+                yield schedule
+            cursor = page.next_cursor
+
+    def pause(self, name: str) -> replies.PutScheduleReply:
+        """Due times do not count until `resume`."""
+        return self._set_paused(name, True)
+
+    def resume(self, name: str) -> replies.PutScheduleReply:
+        return self._set_paused(name, False)
+
+    def _set_paused(self, name: str, paused: bool) -> replies.PutScheduleReply:
+        state = self.get(name)
+        fields = {field: getattr(state, field) for field in state.__struct_fields__ if field not in _PROGRESS}
+        body = {field: value for field, value in fields.items() if value is not None}
+        return self._client.call("PUT", _path(name), replies.PutScheduleReply, {**body, "paused": paused})
+
+    def run(self, name: str, *, idempotency_key: str | None = None) -> replies.RunScheduleReply:
+        """Append the record now, once, however often the request has to be repeated."""
+        headers = {"idempotency-key": idempotency_key or uuid4().hex}
+        return self._client.call("POST", f"{_path(name)}/run", replies.RunScheduleReply, headers=headers)
+
+    def delete(self, name: str) -> bool:
+        """Delete a schedule; return True if it existed. Its records stay."""
+        return (self._client.call("DELETE", _path(name), replies.DeleteScheduleReply)).deleted
+
+
+def _path(name: str) -> str:
+    return f"/v0/schedules/{quote(check_schedule_name(name), safe='')}"
