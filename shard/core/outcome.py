@@ -40,6 +40,8 @@ class Outcome(NamedTuple):
     needs: tuple[Missing, ...] = ()
     until_uploaded: bool = False
     afterthoughts: bool = False
+    #: True if the reply waits until its changes are durable, and asks for no sync: the next one serves.
+    is_patient: bool = False
 
 
 def reply_after(

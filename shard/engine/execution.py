@@ -42,7 +42,7 @@ class Execution:
             self._cache.add_all(payloads)
         outcome = self.machine.handle(command, now_ms)
         if outcome.changes:
-            self._log(outcome, sync=outcome.until_durable)
+            self._log(outcome, sync=outcome.until_durable and not outcome.is_patient)
         return outcome
 
     def fetch(self, missing: Missing, command: Command | None, on_fetched: OnFetched) -> None:

@@ -87,6 +87,30 @@ def test_a_source_is_told_of_copies_in_a_disk_box_when_they_are_synced_and_reade
     assert copies(dest) == [0, 1]
 
 
+def test_a_small_batch_into_a_disk_box_asks_for_no_sync_while_few_are_in_flight(
+    source: Driver, dest: Driver
+) -> None:
+    """Readers of the destination see it when it is logged. Its reply waits for the next sync all the same."""
+    dest.put("to", durability="disk")
+    dest.append(0, box="to")
+    dest.put("synced", durability="fsync")
+    tie(source, dest)
+    tie(source, dest, dest="synced", origin="synced#2")
+    patience: list[bool] = []
+    for number in range(outbox.PATIENT_BATCHES_MAX + 2):
+        source.append(number, box="from")
+        for given in collect(source):
+            outcome = dest.do(forward_of(given))
+            assert outcome.until_durable, "a source is told of durable copies only"
+            if given.parcel.dest == "to":
+                patience.append(outcome.is_patient)
+            else:
+                assert not outcome.is_patient, "its readers wait for the disk"
+    assert patience == [True] * outbox.PATIENT_BATCHES_MAX + [False] * 2
+    source.append("x" * outbox.PATIENT_BYTES_MAX, box="from")
+    assert all(forward_of(given).head.is_urgent for given in collect(source))
+
+
 def test_a_parcel_is_appended_where_its_origin_stands_and_nowhere_else(dest: Driver) -> None:
     first = Forward(head(bind=True), record(1))
     assert dest.ask(first).position == 1
@@ -298,12 +322,24 @@ def test_one_record_is_sent_however_large_it_is(source: Driver, dest: Driver) ->
 def test_few_parcels_are_out_at_a_time_and_room_comes_with_answers(source: Driver, dest: Driver) -> None:
     tie(source, dest)
     the_outbox(source).records_max = 1
-    source.append(*range(10), box="from")
-    parcels = [parcel for _ in range(10) for parcel in collect(source)]
+    count = outbox.OUTBOX_BATCHES_MAX + 6
+    source.append(*range(count), box="from")
+    parcels = [parcel for _ in range(count) for parcel in collect(source)]
     assert len(parcels) == outbox.OUTBOX_BATCHES_MAX
-    assert the_outbox(source).done_position == 0 and the_outbox(source).lag == 10
+    assert the_outbox(source).done_position == 0 and the_outbox(source).lag == count
     source.do(bring(dest, parcels[0]))
     assert len(collect(source)) == 1
+
+
+def test_bytes_out_are_bounded_for_each_outbox(source: Driver, dest: Driver) -> None:
+    tie(source, dest)
+    the_outbox(source).records_max = 1
+    with replaced.object(outbox, "OUTBOX_BYTES_MAX", 60):
+        source.append("x" * 30, "y" * 30, "z" * 30, box="from")
+        parcels = [parcel for _ in range(5) for parcel in collect(source)]
+        assert len(parcels) == 1
+        source.do(bring(dest, parcels[0]))
+        assert len(collect(source)) == 1
 
 
 def test_bytes_out_are_bounded_for_the_whole_shard(source: Driver, dest: Driver) -> None:

@@ -104,7 +104,9 @@ class Forwarding:
         Readers see the copies as soon as other records of the box."""
         receipt = self.receive(command, now_ms, entries)
         wait = self._context.durability.wait_for(ReplyKind.COPY, receipt.box, receipt.box.last_lsn)
-        return reply_after(wait, entries, receipt.reply, receipt.wakes)
+        outcome = reply_after(wait, entries, receipt.reply, receipt.wakes)
+        is_patient = not (command.head.is_urgent or receipt.until_durable)
+        return outcome._replace(is_patient=True) if is_patient else outcome
 
     def receive(self, command: forwards.Forward, now_ms: int, entries: LogEntries) -> Receipt:
         """Append a copy batch, if it starts at the origin's position."""

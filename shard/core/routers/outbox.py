@@ -17,9 +17,10 @@ Rules of the file
 - `look` changes nothing, so it can run again when a payload was not in memory.
 - Only `log_position` is a fact of the log. All other state of an outbox is volatile.
 
-Bounds: OUTBOX_BATCHES_MAX batches of an outbox, BATCHES_IN_FLIGHT_MAX batches and BYTES_IN_FLIGHT_MAX bytes
-of a shard are in flight; a batch is at most BATCH_BYTES_MAX (or one record) and BATCH_RECORDS_MAX; one look
-examines at most EXAMINE_MAX records, one reply to the relay COLLECT_EXAMINE_MAX.
+Bounds: OUTBOX_BATCHES_MAX batches and OUTBOX_BYTES_MAX bytes (or one batch more) of an outbox, and
+BATCHES_IN_FLIGHT_MAX batches and BYTES_IN_FLIGHT_MAX bytes of a shard are in flight; a batch is at most
+BATCH_BYTES_MAX (or one record) and BATCH_RECORDS_MAX; one look examines at most EXAMINE_MAX records, one
+reply to the relay COLLECT_EXAMINE_MAX.
 """
 
 from __future__ import annotations
@@ -39,8 +40,15 @@ from shard.core.changes import Change, OutboxMoved
 from streams.protocol.messages import forwards
 from streams.protocol.messages.forwards import ForwardHead, ForwardReply, ReportDelivery
 
-#: Batches of one outbox in flight: enough to keep the destination busy while replies travel.
-OUTBOX_BATCHES_MAX = 4
+#: Batches of one outbox in flight: enough to keep the destination busy while replies travel, and while small
+#: batches wait for a sync.
+OUTBOX_BATCHES_MAX = 32
+#: Bytes of one outbox in flight: four full batches.
+OUTBOX_BYTES_MAX = 2 * 1024 * 1024
+#: A batch of a router asks for no sync while no more batches are in flight and it is no larger. A `disk` box
+#: shows it at once, and the next sync confirms it, at most `sync_interval_ms` later.
+PATIENT_BATCHES_MAX = 16
+PATIENT_BYTES_MAX = 32 * 1024
 BATCH_BYTES_MAX = 512 * 1024
 BATCH_RECORDS_MAX = 5_000
 #: Records that one look examines: a few milliseconds of the shard's time when a filter matches few of them.
@@ -190,9 +198,11 @@ class Outbox:
 
     @property
     def may_send(self) -> bool:
+        in_flight = self.in_flight
         return (
             not (self.is_closed or self.is_halted or self.retry_at_ms)
-            and len(self.in_flight) < OUTBOX_BATCHES_MAX
+            and len(in_flight) < OUTBOX_BATCHES_MAX
+            and (not in_flight or sum(batch.bytes for batch in in_flight.values()) < OUTBOX_BYTES_MAX)
         )
 
     def find(self, upto: int = 0) -> Load:

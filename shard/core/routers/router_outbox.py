@@ -14,7 +14,14 @@ from shard.core.boxes.live_runs import RunCollector, walk_live_runs
 from shard.core.boxes.log import Log
 from shard.core.boxes.pages import runs_of
 from shard.core.boxes.sealed import NotLoaded, Span
-from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load, Outbox
+from shard.core.routers.outbox import (
+    BATCH_BYTES_MAX,
+    EXAMINE_MAX,
+    PATIENT_BATCHES_MAX,
+    PATIENT_BYTES_MAX,
+    Load,
+    Outbox,
+)
 from streams.protocol.messages.forwards import HOPS_MAX, ForwardHead
 from streams.protocol.messages.routers import Route
 from streams.protocol.model.matches import Match
@@ -52,6 +59,7 @@ class RouterOutbox(Outbox):
             hops=load.hops + 1,
             keep_nodes=self.route.preserve_node,
             tags=load.tags,
+            is_urgent=len(self.in_flight) >= PATIENT_BATCHES_MAX or len(load.text) > PATIENT_BYTES_MAX,
         )
 
     def recreate(self, log: Log, generation: int) -> RouterOutbox:

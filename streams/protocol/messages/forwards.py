@@ -55,6 +55,9 @@ class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     bind: bool = False
     config: BoxPatch | None = None
     tags: bytes | None = None
+    #: False while the source has room for more batches in flight: the reply may wait for a sync that comes
+    #: anyway, so that readers need not wait for one.
+    is_urgent: bool = True
 
 
 class Forward(msgspec.Struct, frozen=True, gc=False):
