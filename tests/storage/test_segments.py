@@ -29,6 +29,7 @@ from shard.storage.segments import (
     layout,
     list_segments,
     open_segment,
+    open_stub,
     read_batches,
     remove_leftovers,
     remove_segment,
@@ -37,6 +38,7 @@ from shard.storage.segments import (
     verify_segment,
     walk_tags,
     write_segment,
+    write_stub,
     writer,
 )
 from streams.protocol.messages.commands import Match
@@ -339,7 +341,7 @@ def test_a_copy_that_cannot_replace_a_segment_leaves_it() -> None:
 
 
 def test_every_flipped_bit_is_found_and_nothing_wrong_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tag_writer, "TAG_BLOCK_BYTES", 60)
+    monkeypatch.setattr(tag_writer, "TAG_BLOCK_BYTES", 30)
     disk = FaultDisk("/data")
     batches = a_mixed_lot()
     index, source = written(disk, batches)
@@ -446,9 +448,9 @@ def test_a_segment_of_a_later_format_is_refused_by_its_number() -> None:
     disk = FaultDisk("/data")
     _, source = written(disk, a_mixed_lot())
     head = bytearray(disk.peek(source.name)[:56])
-    head[8] = 2
+    head[8] = 3
     forge(disk, source, 0, bytes(head) + struct.pack("<Q", xxh3_64_intdigest(bytes(head), 7)))
-    with pytest.raises(Corrupt, match="of format 2, this server reads 1"):
+    with pytest.raises(Corrupt, match="of format 3, this server reads 2 and older"):
         open_segment(source)
 
 
@@ -545,7 +547,7 @@ def test_the_golden_segment_of_format_one_is_read() -> None:
     batches = a_mixed_lot()
     index = open_segment(source)
     assert list(verify_segment(source)) == []
-    assert index == build_index(generation=7, serial=12, batches=batches)
+    assert index.version == 1
     assert bytes_of(all_batches(source, index)) == bytes_of(batches)
     for match in (Match("a"), Match("all"), Match("a", is_prefix=True), Match("ü", is_prefix=True)):
         found = find_tags(source, index, match)
@@ -553,8 +555,27 @@ def test_the_golden_segment_of_format_one_is_read() -> None:
         assert list(found.sizes) == sizes_naively(batches, match)
 
 
-def test_format_one_is_still_written_as_the_golden_segment_has_it() -> None:
+def test_the_golden_segment_of_format_one_is_copied_and_gets_a_stub_byte_for_byte() -> None:
     (name,) = list_segments(Disk(), f"{GOLDEN}/segments-v1")
+    golden = (GOLDEN / "segments-v1" / name).read_bytes()
     disk = FaultDisk("/data")
-    assert segments.FORMAT_VERSION == 1
-    assert disk.peek(written(disk, a_mixed_lot())[1].name) == (GOLDEN / "segments-v1" / name).read_bytes()
+    index = copy_segment(disk, DIRECTORY, FileSource(Disk(), f"{GOLDEN}/segments-v1/{name}"))
+    assert disk.peek(f"{DIRECTORY}/{index.name}") == golden
+    write_stub(disk, DIRECTORY, index)
+    assert open_stub(FileSource(disk, f"{DIRECTORY}/{index.stub_name}")) == index
+
+
+def test_the_golden_segment_of_format_two_is_read_and_written() -> None:
+    (name,) = list_segments(Disk(), f"{GOLDEN}/segments-v2")
+    source = FileSource(Disk(), f"{GOLDEN}/segments-v2/{name}")
+    batches = a_mixed_lot()
+    index = open_segment(source)
+    assert segments.FORMAT_VERSION == index.version == 2
+    assert list(verify_segment(source)) == []
+    assert index == build_index(generation=7, serial=12, batches=batches)
+    disk = FaultDisk("/data")
+    assert disk.peek(written(disk, batches)[1].name) == (GOLDEN / "segments-v2" / name).read_bytes()
+    for match in (Match("a"), Match("all"), Match("a", is_prefix=True), Match("ü", is_prefix=True)):
+        found = find_tags(source, index, match)
+        assert list(found.seqs) == seqs_naively(batches, match)
+        assert list(found.sizes) == sizes_naively(batches, match)

@@ -244,10 +244,21 @@ def test_a_failure_at_any_operation_leaves_no_stub_or_the_one_that_was_there(is_
 # The format.
 
 
-def test_the_golden_stub_of_format_one_is_read_and_still_written_so() -> None:
-    (name,) = list_stubs(Disk(), f"{GOLDEN}/segments-v1")
+def test_the_golden_stub_of_format_one_is_read_and_still_written_from_a_segment_of_format_one() -> None:
+    folder = f"{GOLDEN}/segments-v1"
+    (name,) = list_stubs(Disk(), folder)
+    (segment,) = list_segments(Disk(), folder)
+    index = open_segment(FileSource(Disk(), f"{folder}/{segment}"))
+    source = FileSource(Disk(), f"{folder}/{name}")
+    assert open_stub(source) == index and list(verify_stub(source)) == []
+    disk = FaultDisk("/data")
+    assert disk.peek(stubbed(disk, index).name) == (GOLDEN / "segments-v1" / name).read_bytes()
+
+
+def test_the_golden_stub_of_format_two_is_read_and_written() -> None:
+    (name,) = list_stubs(Disk(), f"{GOLDEN}/segments-v2")
     assert name == INDEX.stub_name
-    source = FileSource(Disk(), f"{GOLDEN}/segments-v1/{name}")
+    source = FileSource(Disk(), f"{GOLDEN}/segments-v2/{name}")
     assert open_stub(source) == INDEX and list(verify_stub(source)) == []
     disk = FaultDisk("/data")
-    assert disk.peek(stubbed(disk).name) == (GOLDEN / "segments-v1" / name).read_bytes()
+    assert disk.peek(stubbed(disk).name) == (GOLDEN / "segments-v2" / name).read_bytes()

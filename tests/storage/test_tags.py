@@ -2,7 +2,7 @@
 
 Method: segments of many shapes, compared with naive searches through their batches; reads are counted, bytes
 weighed; mistakes are made on purpose in what is written, for verify to find. That every flipped bit is found
-is in `test_segments`.
+is in `test_segments`, and format 1 in `test_sorted_tags`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import random
 from array import array
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,8 @@ from shard.storage.segments import (
     build_index,
     copy_segment,
     find_tags,
-    small_steps,
+    tag_columns,
+    tag_records,
     tag_writer,
     verify_segment,
     walk_tags,
@@ -42,7 +43,6 @@ from tests.support.segments import (
     a_batch,
     a_mixed_lot,
     many,
-    records_of,
     seqs_naively,
     sizes_naively,
     written,
@@ -72,16 +72,29 @@ def tagged_lots(draw: st.DrawFn) -> list[Batch]:
 @given(
     batches=tagged_lots(),
     texts=st.lists(TAGS, max_size=5),
-    block_bytes=st.sampled_from([1, 60, 16 << 10]),
-    sort_max=st.sampled_from([2, 4, 2000]),
+    block_bytes=st.sampled_from([1, 60, 64 << 10]),
+    hashed_max=st.sampled_from([2, 8192]),
+    dense=st.sampled_from([0, 8, 1000]),
+    hash_bits=st.sampled_from([0, 2, 32]),
 )
 def test_tags_are_found_as_a_naive_search_finds_them(
-    batches: list[Batch], texts: list[str | None], block_bytes: int, sort_max: int
+    batches: list[Batch],
+    texts: list[str | None],
+    block_bytes: int,
+    hashed_max: int,
+    dense: int,
+    hash_bits: int,
 ) -> None:
+    def poor_hash(name: bytes) -> int:
+        return sum(name) % (1 << hash_bits) * 0x01010101 % (1 << 32)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tag_writer, "TAG_BLOCK_BYTES", block_bytes)
-        patch.setattr(small_steps, "COPY_MAX", 3)
-        patch.setattr(small_steps, "SORT_MAX", sort_max)
+        patch.setattr(tag_writer, "_HASHED_MAX", hashed_max)
+        patch.setattr(tag_records, "_DENSE", dense)
+        if hash_bits < 32:  # hashes that collide, and that occur where one ends and the next begins
+            patch.setattr(tag_writer, "xxh32_intdigest", poor_hash)
+            patch.setattr(tag_columns, "xxh32_intdigest", poor_hash)
         index, source = written(FaultDisk("/data"), batches)
         known = {tag for batch in batches for tag in batch.tag_list() or ()}
         prefixes = {tag[:length] for tag in known for length in range(len(tag) + 1)}
@@ -89,11 +102,11 @@ def test_tags_are_found_as_a_naive_search_finds_them(
             for match in (Match(text), Match(text, is_prefix=True)):
                 check_found(source, index, match, batches)
         walked = list(walk_tags(source, index))
-    assert [tag for tag, _, _ in walked] == sorted(known - {""})
+        assert list(verify_segment(source)) == []
+    assert {tag for tag, _, _ in walked} == known - {""} and len(walked) == len(known - {""})
     for tag, seqs, sizes in walked:
         assert list(seqs) == seqs_naively(batches, Match(tag))
         assert list(sizes) == sizes_naively(batches, Match(tag))
-    assert list(verify_segment(source)) == []
 
 
 def check_found(source: Source, index: SegmentIndex, match: Match, batches: list[Batch]) -> None:
@@ -103,63 +116,17 @@ def check_found(source: Source, index: SegmentIndex, match: Match, batches: list
     assert (found.seqs.typecode, found.sizes.typecode) == ("Q", "I")
 
 
-@pytest.mark.parametrize(("data_bytes", "width"), [(1, 1), (200, 1), (300, 2), (60_000, 2), (70_000, 4)])
-def test_sizes_are_as_wide_as_the_largest_of_a_block_needs(data_bytes: int, width: int) -> None:
-    batches = [a_batch(at, 2, tags=["a", "b"]) for at in range(0, 200, 2)]
-    batches.append(a_batch(500, tags=["b"], data=b"1" * data_bytes))
-    index, source = written(FaultDisk("/data"), batches)
-    plain = build_index(generation=7, serial=12, batches=batches[:-1])
-    grown = tags_bytes(index) - tags_bytes(plain)
-    # Two hundred sizes and one more; and the seq 500, which may cost a few bytes in its bitmap.
-    assert 200 * (width - 1) <= grown <= 200 * (width - 1) + 24
-    for match in (Match("a"), Match("b"), Match("", is_prefix=True)):
-        check_found(source, index, match, batches)
-
-
-def tags_bytes(index: SegmentIndex) -> int:
-    return index.file_bytes - FOOTER_BYTES - index.batches_end - 52 * len(index)
-
-
-def test_bitmaps_and_plain_seqs_stand_side_by_side_in_a_block() -> None:
-    """Every order of the two kinds, found from every tag to every other."""
-    rng = random.Random(5)
-    for _ in range(20):
-        runs = [(f"t{at:02d}", rng.choice([1, 2, 3, 200])) for at in range(12)]
-        tags = [tag for tag, count in runs for _ in range(count)]
-        batches = [
-            a_batch(at, len(tags[at : at + 100]), tags=tags[at : at + 100]) for at in range(0, len(tags), 100)
-        ]
-        index, source = written(FaultDisk("/data"), batches)
-        assert index.directory.blocks == 1
-        for prefix in ("t", "t0", "t1", *(tag for tag, _ in runs)):
-            check_found(source, index, Match(prefix, is_prefix=True), batches)
-            check_found(source, index, Match(prefix), batches)
-        assert list(verify_segment(source)) == []
-
-
-def test_many_names_and_many_seqs_are_put_in_order_by_small_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = 0
-
-    def sorted_and_noted(items: Any) -> list[Any]:
-        nonlocal largest
-        result = sorted(items)
-        largest = max(largest, len(result))
-        return result
-
-    monkeypatch.setattr(small_steps, "sorted", sorted_and_noted, raising=False)
-    batches = distinctly_tagged(30_000)
-    index, source = written(FaultDisk("/data"), batches)
-    everything = find_tags(source, index, Match("user/", is_prefix=True))
-    assert list(everything.seqs) == list(range(30_000))
-    assert list(everything.sizes) == sizes_naively(batches, Match("user/", is_prefix=True))
-    assert [tag for tag, _, _ in walk_tags(source, index)] == [f"user/{at:06d}" for at in range(30_000)]
-    assert 0 < largest <= 2 * small_steps.SORT_MAX
-
-
 def test_a_text_that_is_not_unicode_has_no_records() -> None:
     index, source = written(FaultDisk("/data"), a_mixed_lot())
     for is_prefix in (False, True):
         assert find_tags(source, index, Match("\ud800", is_prefix=is_prefix)) == NOTHING
+
+
+def test_a_text_with_a_nul_has_no_records() -> None:
+    index, source = written(FaultDisk("/data"), [a_batch(1, 3, tags=["a", "b", None])])
+    for text in ("a\0b", "b\0", "\0b", "\0"):
+        for is_prefix in (False, True):
+            assert find_tags(source, index, Match(text, is_prefix=is_prefix)) == NOTHING
 
 
 def test_no_tags_cost_no_read() -> None:
@@ -177,122 +144,117 @@ def distinctly_tagged(count: int) -> list[Batch]:
     return [a_batch(at, 100, tags=tags[at : at + 100]) for at in range(0, count, 100)]
 
 
+def tags_bytes(index: SegmentIndex) -> int:
+    return index.file_bytes - FOOTER_BYTES - index.batches_end - 52 * len(index)
+
+
 def test_ten_thousand_tags_of_one_record_each_cost_little() -> None:
     tagged = build_index(generation=7, serial=12, batches=distinctly_tagged(10_000))
     assert tagged.directory.tags == 10_000
-    assert tags_bytes(tagged) / 10_000 <= 18 + len("user/000000")
+    assert tags_bytes(tagged) / 10_000 <= 10 + len("user/000000")
 
 
-def test_a_tag_that_every_record_has_costs_a_byte_for_each_size_and_next_to_nothing_else() -> None:
+def test_a_tag_that_every_record_has_costs_its_bytes_and_next_to_nothing_in_the_filter() -> None:
     batches = [a_batch(at, 100, tags=["all"] * 100) for at in range(0, 100_000, 100)]
     index, source = written(FaultDisk("/data"), batches)
-    assert tags_bytes(index) < 100_000 + 200
+    assert tags_bytes(index) < 100_000 * (4 + len("all") + 1) + 17 * len(batches)
+    assert index.directory.tags == index.directory.blocks
     check_found(source, index, Match("all"), batches)
 
 
-def test_an_exact_tag_reads_the_directory_and_one_block_and_a_prefix_only_what_it_spans() -> None:
-    batches = distinctly_tagged(10_000)
-    index, file = written(FaultDisk("/data"), batches)
-    for match, blocks_max in (
-        (Match("user/004711"), 1),
-        (Match("nobody"), 1),
-        (Match("zzz"), 1),
-        (Match("user/0047", is_prefix=True), 2),
-        (Match("user/00", is_prefix=True), 100),
+def test_an_exact_tag_reads_the_filter_and_one_block_and_a_prefix_blocks_whose_range_has_it() -> None:
+    shuffled = distinctly_tagged(20_000)
+    tags = [f"user/{at:06d}" for at in range(20_000)]
+    rising = [a_batch(at, 100, tags=tags[at : at + 100]) for at in range(0, 20_000, 100)]
+    for batches, match, block_reads in (
+        (shuffled, Match("user/004711"), 1),
+        (shuffled, Match("nobody"), 0),
+        (shuffled, Match("zzz", is_prefix=True), 0),
+        (rising, Match("user/0047", is_prefix=True), 1),
+        (rising, Match("user/00471", is_prefix=True), 1),
     ):
+        index, file = written(FaultDisk("/data"), batches)
         source = Recorded(file)
         check_found(source, index, match, batches)
         (directory, *blocks) = source.reads
         assert directory == (index.directory.offset, index.directory.length)
-        assert len(blocks) <= 1 and all(length <= blocks_max * 17_000 for _, length in blocks)
+        assert len(blocks) == block_reads and all(length < 130_000 for _, length in blocks)
         assert all(offset >= index.batches_end + 52 * len(index) for offset, _ in blocks)
 
 
 def test_a_walk_reads_the_directory_and_then_many_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = distinctly_tagged(10_000)
+    batches = distinctly_tagged(20_000)
     index, file = written(FaultDisk("/data"), batches)
-    monkeypatch.setattr("shard.storage.sources.READ_BYTES", 100_000)
+    monkeypatch.setattr("shard.storage.sources.READ_BYTES", 200_000)
     source = Recorded(file)
-    walk = walk_tags(source, index)
-    assert next(walk)[0] == "user/000000" and len(source.reads) == 2
-    walked = {tag: (list(seqs), list(sizes)) for tag, seqs, sizes in walk}
-    expected = {tag: ([seq], [len(text)]) for seq, tag, text in records_of(batches)}
-    assert {"user/000000": expected["user/000000"], **walked} == expected
-    assert len(source.reads) == 5 and max(length for _, length in source.reads) <= 100_000
+    assert len(list(walk_tags(source, index))) == 20_000
+    assert len(source.reads) == 3 and max(length for _, length in source.reads) <= 200_000
 
 
 # Mistakes of ours, with good checksums.
 
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"a": []}, {"b": [6, 40]}, {"a": [6, 41, 10, 40]}, {"a": [6, 41, 9, 42]}, {"all": [900, 50] * 12}],
-)
-def test_verify_finds_tags_that_are_not_those_of_the_batches(
-    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, list[int]]
-) -> None:
-    add_correctly = TagIndexBuilder.add
-
-    def add_wrongly(self: TagIndexBuilder, batch: Batch) -> None:
-        add_correctly(self, batch)
-        if batch.first_seq == 2**40:
-            self._entries_of.update({tag: array("Q", entries) for tag, entries in wrong.items()})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TagIndexBuilder, "add", add_wrongly)
-        _, source = written(FaultDisk("/data"), a_mixed_lot())
-    reasons = [problem.reason for problem in verify_segment(source)]
-    assert reasons and all("not right" in reason or "are listed" in reason for reason in reasons)
+Parts = Generator[bytes, None, TagDirectory]
 
 
-def test_verify_finds_one_wrong_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_more(batch: Batch) -> list[int]:
-        return [batch.size(at, at) + (at == 1) for at in range(batch.count)]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Batch, "sizes", one_more)
-        _, source = written(FaultDisk("/data"), a_mixed_lot()[2:3])
-    assert [problem.reason for problem in verify_segment(source)] == [
-        "seqs or sizes of tag b'a' are not right"
-    ]
-
-
-def test_verify_finds_a_tag_index_out_of_order_or_out_of_place_and_copy_one_with_gaps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    blocks_right, encode_right = tag_writer._encode_blocks, TagIndexBuilder.encode
-    Parts = Generator[bytes, None, TagDirectory]
-
+def _with_a_gap(encode: Callable[..., Parts]) -> Callable[..., Parts]:
     def with_a_gap(self: TagIndexBuilder, offset: int, generation: int) -> Parts:
         yield bytes(8)
-        return (yield from encode_right(self, offset + 8, generation))
+        return (yield from encode(self, offset + 8, generation))
 
-    def with_a_gap_at_the_end(self: TagIndexBuilder, offset: int, generation: int) -> Parts:
-        places: list[TagDirectory] = []
+    return with_a_gap
 
-        def gathered() -> Iterator[bytes]:
-            places.append((yield from encode_right(self, offset, generation)))
 
-        *blocks, directory = gathered()
-        yield from (*blocks, bytes(8), directory)
-        return places[0]._replace(offset=places[0].offset + 8)
+def _without(attribute: str) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
+    """An encoder that changes the last number of a column of the filter."""
 
-    mistakes: dict[str, tuple[object, str, Callable[..., object]]] = {
-        "comes after": (tag_writer, "_encode_blocks", lambda tags: reversed(list(blocks_right(tags)))),
-        "another first name": (
-            tag_writer,
-            "_encode_blocks",
-            lambda tags: [(b"0", block) for _, block in blocks_right(tags)],
-        ),
-        "next tag block is not here": (TagIndexBuilder, "encode", with_a_gap),
-        "tag directory does not follow here": (TagIndexBuilder, "encode", with_a_gap_at_the_end),
-    }
-    for reason, (owner, name, mistake) in mistakes.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(tag_writer, "TAG_BLOCK_BYTES", 60)
-            patch.setattr(owner, name, mistake)
-            _, source = written(FaultDisk("/data"), a_mixed_lot())
-        assert reason in " ".join(problem.reason for problem in verify_segment(source))
-        if name == "encode":
-            with pytest.raises(Corrupt, match=reason):
-                copy_segment(FaultDisk("/data"), DIRECTORY, source)
+    def wrap(encode: Callable[..., Parts]) -> Callable[..., Parts]:
+        def encode_wrongly(self: TagIndexBuilder, offset: int, generation: int) -> Parts:
+            if self._positions:
+                self._end_block()
+            getattr(self, attribute)[-1] ^= 1
+            return (yield from encode(self, offset, generation))
+
+        return encode_wrongly
+
+    return wrap
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        (_with_a_gap, "next tag block is not here"),
+        (_without("_hashes"), "other hashes than its tags"),
+        (_without("_least_ends"), "another range than its tags"),
+    ],
+)
+def test_verify_finds_a_tag_index_out_of_place_and_a_wrong_filter(
+    monkeypatch: pytest.MonkeyPatch, mistake: Callable[..., Callable[..., Parts]], reason: str
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(tag_writer, "TAG_BLOCK_BYTES", 60)
+        context.setattr(TagIndexBuilder, "encode", mistake(TagIndexBuilder.encode))
+        _, source = written(FaultDisk("/data"), a_mixed_lot())
+    assert reason in " ".join(problem.reason for problem in verify_segment(source))
+    if mistake is _with_a_gap:
+        with pytest.raises(Corrupt, match=reason):
+            copy_segment(FaultDisk("/data"), DIRECTORY, source)
+
+
+@pytest.mark.parametrize("column", ["_positions", "_strides", "_tags", None])
+def test_verify_finds_tags_that_are_not_those_of_the_batches(column: str | None) -> None:
+    add = TagIndexBuilder.add
+
+    def add_wrongly(self: TagIndexBuilder, at: int, batch: Batch) -> None:
+        if column is None and batch.first_seq == 6:
+            return  # forgotten
+        add(self, at, batch)
+        if batch.first_seq == 8 and column == "_tags":
+            self._tags[-1] = b"ac" + self._tags[-1][2:]
+        elif batch.first_seq == 2**40 and column is not None and column != "_tags":
+            getattr(self, column)[-1] += 1
+
+    with patch.object(TagIndexBuilder, "add", add_wrongly):
+        batches = [*a_mixed_lot(), a_batch(2**41, ts=3000)]
+        _, source = written(FaultDisk("/data"), batches)
+    reasons = [problem.reason for problem in verify_segment(source)]
+    assert reasons and "are not those of the batches" in reasons[-1]

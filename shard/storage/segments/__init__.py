@@ -13,7 +13,8 @@ Every batch begins at a multiple of eight. Every checksum is seeded with the gen
 batch or tag block also covers its zeros.
 
 index         names, header, batch index and footer
-tags          reads tag blocks and their directory; tag_writer builds them
+tags          finds tags: by tag_columns in version 2, which tag_writer builds, by sorted_tags in version 1;
+              tag_records has what they share
 writer        makes a segment or a stub durable
 reader        reads batches, verifies a whole file
 store         all segments of a shard: locates them and reads from them

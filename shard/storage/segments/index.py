@@ -44,10 +44,11 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shard.storage.files import Corrupt, DiskLike, parent_of
-from shard.storage.segments.tags import TagDirectory
+from shard.storage.segments.tags import VERSIONS, TagDirectory
 from shard.storage.sources import PieceTable, Source, column_of, read_exactly, read_verified
 
-FORMAT_VERSION = 1
+#: Written. `VERSIONS` are read.
+FORMAT_VERSION = 2
 
 _FOOTER_MAGIC = b"streams\x67"
 _HEADER = struct.Struct("<8sIIQQQ16x")
@@ -170,6 +171,8 @@ def _names(disk: DiskLike, directory: str) -> Iterator[str]:
 class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The index of a segment: 52 bytes per batch. Methods refer to a batch by its position."""
 
+    #: Of the format of the file: says how its tag index is read.
+    version: int
     generation: int
     serial: int
     #: The seqs of the first and the last record. There may be holes between batches.
@@ -239,8 +242,10 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 # Encoding and decoding
 
 
-def encode_header(kind: Kind, generation: int, serial: int, first_seq: int) -> bytes:
-    head = _HEADER.pack(kind.magic, FORMAT_VERSION, 0, generation, serial, first_seq)
+def encode_header(
+    kind: Kind, generation: int, serial: int, first_seq: int, *, version: int = FORMAT_VERSION
+) -> bytes:
+    head = _HEADER.pack(kind.magic, version, 0, generation, serial, first_seq)
     return head + _U64.pack(xxh3_64_intdigest(head, generation))
 
 
@@ -256,7 +261,7 @@ def encode_footer(index: SegmentIndex, columns: bytes) -> bytes:
     assert directory.offset + directory.length + FOOTER_BYTES == index.file_bytes, "PARTS_IN_ORDER"
     body = _FOOTER.pack(
         _FOOTER_MAGIC,
-        FORMAT_VERSION,
+        index.version,
         len(index),
         index.last_seq,
         index.records,
@@ -297,7 +302,7 @@ def _open(source: Source, kind: Kind) -> SegmentIndex:
     size = source.size()
     if size < HEADER_BYTES + FOOTER_BYTES:
         raise Corrupt(source.name, size, f"the file ends here; no {kind.label} is as short as {size} bytes")
-    _check_header(source, kind, name_parts)
+    header_version = _check_header(source, kind, name_parts)
     at = size - FOOTER_BYTES
     body = _read_checksummed(source, at, FOOTER_BYTES, generation, "footer")
     (magic, version, batches, last_seq, records, record_bytes, index_offset, index_checksum, *rest) = (
@@ -307,12 +312,13 @@ def _open(source: Source, kind: Kind) -> SegmentIndex:
     columns_bytes = batches * INDEX_ENTRY_BYTES
     columns_at = index_offset if kind is SEGMENT else HEADER_BYTES
     expected_size = file_bytes if kind is SEGMENT else HEADER_BYTES + columns_bytes + FOOTER_BYTES
-    if magic != _FOOTER_MAGIC or version != FORMAT_VERSION or size != expected_size:
+    if magic != _FOOTER_MAGIC or version != header_version or size != expected_size:
         raise Corrupt(source.name, at, f"the footer does not belong to a {kind.label} of {size} bytes")
     content = read_verified(
         source, columns_at, columns_bytes, checksum=index_checksum, seed=generation, label="batch index"
     )
     index = SegmentIndex(
+        version=version,
         generation=generation,
         serial=serial,
         first_seq=first_seq,
@@ -330,17 +336,19 @@ def _open(source: Source, kind: Kind) -> SegmentIndex:
     return index
 
 
-def _check_header(source: Source, kind: Kind, name_parts: _NameParts) -> None:
+def _check_header(source: Source, kind: Kind, name_parts: _NameParts) -> int:
+    """Verify the header, and return the version of the format."""
     head = _read_checksummed(source, 0, HEADER_BYTES, name_parts.generation, "header")
     magic, version, _, generation, serial, first_seq = _HEADER.unpack(head)
     if magic != kind.magic:
         raise Corrupt(source.name, 0, f"the header does not belong to a {kind.label}")
-    if version != FORMAT_VERSION:
-        reason = f"the {kind.label} is of format {version}, this server reads {FORMAT_VERSION}"
+    if version not in VERSIONS:
+        reason = f"the {kind.label} is of format {version}, this server reads {FORMAT_VERSION} and older ones"
         raise Corrupt(source.name, 0, reason)
     if _NameParts(generation, first_seq, serial) != name_parts:
         other_name = kind.name_of(generation=generation, first_seq=first_seq, serial=serial)
         raise Corrupt(source.name, 0, f"the header belongs to {other_name}")
+    return int(version)
 
 
 def _is_coherent(index: SegmentIndex, index_offset: int) -> bool:

@@ -28,7 +28,7 @@ from shard.storage.segments.index import (
     open_segment,
     open_stub,
 )
-from shard.storage.segments.tag_writer import TagIndexBuilder
+from shard.storage.segments.tag_records import TaggedBatch
 from shard.storage.segments.tags import read_tag_index, verify_tags
 from shard.storage.sources import READ_BYTES, ReadAhead, Source, padded_length, read_pieces, read_runs
 from streams.protocol.model.records import Batch
@@ -72,7 +72,7 @@ def verify_segment(source: Source) -> Iterator[Corrupt]:
         yield damage
         return
     problems = list(_verify_columns(source.name, index))
-    tags = TagIndexBuilder()
+    tagged_batches: list[TaggedBatch] = []
     for at in range(len(index)):
         try:
             (batch,) = read_batches(source, index, at, at)
@@ -80,14 +80,12 @@ def verify_segment(source: Source) -> Iterator[Corrupt]:
             problems.append(damage)
             continue
         problems += _verify_batch(source.name, index, at, batch)
-        if not problems:
-            tags.add(batch)
+        if not problems and batch.tags is not None:
+            tagged_batches.append(TaggedBatch.of(at, batch))
     yield from problems
     # The expected tags are known only if every batch could be read.
     at = index.batches_end + len(index) * INDEX_ENTRY_BYTES
-    yield from verify_tags(
-        source, index, offset=at, expected_tags=None if problems else tags.records_by_tag()
-    )
+    yield from verify_tags(source, index, offset=at, expected_batches=None if problems else tagged_batches)
 
 
 def verify_stub(source: Source) -> Iterator[Corrupt]:
@@ -138,7 +136,7 @@ def verified_bytes(source: Source, index: SegmentIndex) -> Iterator[list[Buffer]
     """
     for problem in _verify_columns(source.name, index):
         raise problem
-    yield [encode_header(SEGMENT, index.generation, index.serial, index.first_seq)]
+    yield [encode_header(SEGMENT, index.generation, index.serial, index.first_seq, version=index.version)]
     batches = (source, index.piece_table, 0, len(index) - 1)
     for _, _, content in read_runs(*batches, bytes_max=READ_BYTES, seed=index.generation, label="batch"):
         yield from _by_steps(content)

@@ -1,171 +1,132 @@
-"""Builds the tag index of a segment. `tags.py` describes its layout and reads it.
+"""Builds the tag index of a segment. `tag_columns.py` describes its layout and reads it.
 
-Bounds: 16 bytes in memory per tagged record of the segment that is being written. A block has at most
-`TAG_BLOCK_BYTES`, unless one tag alone needs more.
+Bounds: the tags, 4 bytes per record and up to 4 bytes per tag of the segment that is being written. A block
+ends at `TAG_BLOCK_BYTES`, unless one batch alone has more.
 
 Invariants:
-  NAMES_RISE     names rise inside a block and from block to block, and the directory has the first of each.
-  ONE_SIZE_EACH  each seq of a tag has one size.
+  BATCHES_RISE   batches rise inside a block and from block to block.
+  FILTER_WHOLE   each tag of a block has its hash in the filter, and is between the least and the greatest.
   DIRECTORY_EVEN the directory has one entry per block.
-  BLOCK_BYTES    a block is no longer than the estimate from when its tags were added.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
-from functools import partial
-from itertools import accumulate, chain
+from collections.abc import Generator
 
-from pyroaring import BitMap64
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
-from shard.storage.segments.small_steps import chunks, convert, sorted_runs
-from shard.storage.segments.tags import BLOCK_HEAD, TagDirectory, TaggedRecords
+from shard.storage.segments.tag_columns import BATCH_ENTRY_BYTES, BLOCK_HEAD
+from shard.storage.segments.tag_records import TagDirectory
 from shard.storage.sources import PADDING
 from streams.protocol.model.records import Batch
 
-#: A lookup of one tag reads one block. 16 KiB hold about 500 tags with one record each.
-TAG_BLOCK_BYTES = 16 << 10
-#: A bitmap has at least 30 bytes, so up to this many seqs are always stored plain.
-_PLAIN_SEQS = 3
+#: A lookup that passes the filter reads one block. 64 KiB hold about 4,000 records, whose tags take half a
+#: millisecond to hash: the steps of the writing thread stay short.
+TAG_BLOCK_BYTES = 64 << 10
+#: The most tags that one call into C gets (`small_steps.py`), of a batch that is larger than a block.
+_HASHED_MAX = 8192
 
 
 class TagIndexBuilder:
     """Builds a tag index from batches. Pure."""
 
+    VERSION = 2
+
     def __init__(self) -> None:
-        # Seq and size of each record, alternating. An array needs 8 bytes per entry and no objects, and the
-        # garbage collector skips it: there may be as many arrays as records.
-        self._entries_of: defaultdict[str, array[int]] = defaultdict(partial(array, "Q"))
+        self._blocks: list[bytes] = []
+        self._hashes = array("I")
+        self._hash_ends = array("I")
+        self._least_ends = array("I")
+        self._greatest_ends = array("I")
+        self._ranges: list[bytes] = []
+        self._ranges_bytes = 0
+        self._begin_block()
 
     def __repr__(self) -> str:
-        return f"<TagIndexBuilder {len(self._entries_of)} tags>"
+        return f"<TagIndexBuilder {len(self._blocks)} blocks, {len(self._hashes)} hashes>"
 
-    def add(self, batch: Batch) -> None:
-        if batch.tags is None:
-            return
-        if batch.count == 1:
-            entries = self._entries_of[str(batch.tags, "utf-8")]
-            entries.append(batch.first_seq)
-            entries.append(len(batch.blob))
-            return
-        tags = str(batch.tags, "utf-8").split("\0")
-        entries_of = self._entries_of
-        seqs = range(batch.first_seq, batch.first_seq + batch.count)
-        for tag, seq, size in zip(tags, seqs, batch.sizes(), strict=True):
-            if tag:
-                entries = entries_of[tag]
-                entries.append(seq)
-                entries.append(size)
+    def _begin_block(self) -> None:
+        self._positions = array("I")
+        self._tag_ends = array("I")
+        self._strides = array("I")
+        self._end_counts = array("I")
+        self._ends: list[array[int]] = []
+        self._end_count = 0
+        self._tags: list[bytes] = []
+        self._tags_bytes = 0
 
-    def records_by_tag(self) -> dict[str, TaggedRecords]:
-        """Return all records that were added, by tag."""
-        return {
-            tag: TaggedRecords(entries[::2], array("I", entries[1::2]))
-            for tag, entries in self._entries_of.items()
-        }
+    def add(self, at: int, batch: Batch) -> None:
+        """Add a batch that has tags; `at` is its position in the segment."""
+        assert batch.tags is not None
+        assert not self._positions or at > self._positions[-1], "BATCHES_RISE"
+        self._positions.append(at)
+        self._strides.append(batch.stride)
+        self._tags.append(batch.tags)
+        self._tags_bytes += len(batch.tags) + 1
+        self._tag_ends.append(self._tags_bytes)
+        if batch.ends is not None:
+            self._ends.append(batch.ends)
+            self._end_count += len(batch.ends)
+        self._end_counts.append(self._end_count)
+        if self._tags_bytes + 4 * self._end_count + BATCH_ENTRY_BYTES * len(self._tags) >= TAG_BLOCK_BYTES:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        tags = b"\0".join(self._tags)
+        self._add_filter(tags)
+        self._blocks.append(
+            b"".join(
+                (
+                    BLOCK_HEAD.pack(len(self._positions)),
+                    self._positions,
+                    self._tag_ends,
+                    self._strides,
+                    self._end_counts,
+                    *self._ends,
+                    b"\0",
+                    tags,
+                    b"\0",
+                )
+            )
+        )
+        self._begin_block()
+
+    def _add_filter(self, tags: bytes) -> None:
+        """Add the hashes of the tags and their range. Every step over tags is a call into C."""
+        names = tags.split(b"\0")
+        least = greatest = b""
+        for at in range(0, len(names), _HASHED_MAX):
+            distinct = dict.fromkeys(names[at : at + _HASHED_MAX])  # in order, unlike a set
+            distinct.pop(b"", None)
+            if distinct:
+                self._hashes.extend(array("I", map(xxh32_intdigest, distinct)))
+                least = min(least or min(distinct), min(distinct))
+                greatest = max(greatest, max(distinct))
+        assert least <= greatest, "FILTER_WHOLE"
+        self._hash_ends.append(len(self._hashes))
+        self._ranges += (least, greatest)
+        self._least_ends.append(self._ranges_bytes + len(least))
+        self._ranges_bytes += len(least) + len(greatest)
+        self._greatest_ends.append(self._ranges_bytes)
 
     def encode(self, offset: int, generation: int) -> Generator[bytes, None, TagDirectory]:
         """Yield the tag blocks, then the directory, for the file from `offset` on; return the directory's
         position."""
-        offsets, checksums = array("Q"), array("Q")
-        lengths, name_ends = array("I"), array("I")
-        firsts = bytearray()
-        for first, block in _encode_blocks(self._entries_of):
+        if self._positions:
+            self._end_block()
+        offsets, checksums, lengths = array("Q"), array("Q"), array("I")
+        for block in self._blocks:
             content = block + PADDING[len(block) & 7]
             offsets.append(offset)
             checksums.append(xxh3_64_intdigest(content, generation))
             lengths.append(len(block))
-            firsts += first
-            name_ends.append(len(firsts))
             offset += len(content)
             yield content
-        assert len(offsets) == len(checksums) == len(lengths) == len(name_ends), "DIRECTORY_EVEN"
-        directory = b"".join((offsets, checksums, lengths, name_ends, firsts))
+        ends = (self._hash_ends, self._least_ends, self._greatest_ends)
+        assert all(len(column) == len(offsets) for column in ends), "DIRECTORY_EVEN"
+        directory = b"".join((offsets, checksums, lengths, *ends, self._hashes, *self._ranges))
         checksum = xxh3_64_intdigest(directory, generation)
         if directory:
             yield directory
-        return TagDirectory(offset, len(directory), checksum, len(offsets), len(self._entries_of))
-
-
-def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (first name, block) in order. A tag whose records fill more than a block gets its own block."""
-    block = _BlockBuilder()
-    for tag in chain.from_iterable(sorted_runs(entries_of)):  # code point order is also UTF-8 byte order
-        name = tag.encode()
-        entries = entries_of[tag]
-        seqs, sizes = entries[::2], entries[1::2]
-        bitmap = _bitmap_if_smaller(seqs) if len(seqs) > _PLAIN_SEQS else None
-        entry_bytes = len(name) + 4 * len(sizes) + (8 * len(seqs) + 8 if bitmap is None else len(bitmap) + 16)
-        if block.names and block.bytes_max + entry_bytes > TAG_BLOCK_BYTES:
-            assert block.names[0] <= block.names[-1] < name, "NAMES_RISE"
-            yield block.names[0], block.encode()
-            block = _BlockBuilder()
-        block.add(name, seqs, sizes, bitmap, entry_bytes)
-    if block.names:
-        yield block.names[0], block.encode()
-
-
-class _BlockBuilder:
-    def __init__(self) -> None:
-        self.names: list[bytes] = []
-        #: Upper bound of the block's length: sizes are counted with four bytes.
-        self.bytes_max = BLOCK_HEAD.size
-        self._record_ends = array("I")
-        self._bitmap_tags = array("I")
-        self._bitmaps: list[bytes] = []
-        self._seqs = array("Q")
-        self._sizes = array("Q")
-
-    def add(
-        self, name: bytes, seqs: array[int], sizes: array[int], bitmap: bytes | None, entry_bytes: int
-    ) -> None:
-        if bitmap is None:
-            self._seqs.extend(seqs)
-        else:
-            self._bitmap_tags.append(len(self.names))
-            self._bitmaps.append(bitmap)
-        self._sizes.extend(sizes)
-        self._record_ends.append(len(self._sizes))
-        self.names.append(name)
-        self.bytes_max += entry_bytes
-
-    def encode(self) -> bytes:
-        sizes = _narrow(self._sizes)
-        assert len(self._record_ends) == len(self.names), "ONE_SIZE_EACH"
-        assert self._record_ends[-1] == len(self._sizes), "ONE_SIZE_EACH"
-        block = b"".join(
-            (
-                BLOCK_HEAD.pack(len(self.names), len(self._bitmaps), sizes.itemsize),
-                array("I", accumulate(map(len, self.names))),
-                self._record_ends,
-                self._bitmap_tags,
-                array("I", accumulate(map(len, self._bitmaps))),
-                *self.names,
-                *self._bitmaps,
-                self._seqs,
-                sizes,
-            )
-        )
-        assert len(block) <= self.bytes_max, "BLOCK_BYTES"
-        return block
-
-
-def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
-    bitmap = BitMap64()
-    for part in chunks(seqs):
-        bitmap.update(part)
-    bitmap.run_optimize()
-    content: bytes = bitmap.serialize()
-    return content if len(content) < 8 * len(seqs) else None
-
-
-def _narrow(sizes: array[int]) -> array[int]:
-    """Return the sizes with as few bytes per number as the largest of them needs."""
-    for kind in ("B", "H"):
-        with suppress(OverflowError):
-            return convert(sizes, kind)
-    return convert(sizes, "I")
+        return TagDirectory(offset, len(directory), checksum, len(offsets), len(self._hashes))
