@@ -27,6 +27,7 @@ from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
 from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measurement, Row, Sizes
 from loadtests.s2sdk import S2_CASES
+from loadtests.sealed_reads import SEALED_READ_CASES
 from loadtests.spark_rows import SPARK_CASES
 from streams.config import SETTINGS
 from streams.testing import ServerFailed
@@ -38,6 +39,7 @@ EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
 CASES: tuple[Case, ...] = (
     *plain.CASES[:-1],
     *CROWD_CASES,
+    *SEALED_READ_CASES,
     *ROUTER_CASES,
     *PRODUCER_CASES,
     *S2_CASES,

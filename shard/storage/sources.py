@@ -20,11 +20,12 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from shard.storage.files import Buffer, Corrupt, DiskLike
+from shard.storage.files import Buffer, Corrupt, DiskLike, read_part
 
 #: The largest single read of a sequential pass.
 READ_BYTES = 4 << 20
@@ -49,7 +50,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A file on the disk. Each read opens and closes it, which costs a few µs."""
+    """A file on the disk. Each read opens and closes it, which costs a few µs; see `held_open`."""
 
     __slots__ = ("_disk", "name")
 
@@ -66,9 +67,29 @@ class FileSource:
     def read(self, offset: int, length: int) -> bytes:
         handle = self._disk.open(self.name, writable=False)
         try:
-            return self._disk.pread(handle, length, offset)
+            return read_part(self._disk, handle, offset, length)
         finally:
             self._disk.close(handle)
+
+    @contextmanager
+    def held_open(self) -> Iterator[Source]:
+        """Open the file once, for several reads."""
+        handle = self._disk.open(self.name, writable=False)
+        try:
+            yield _OpenFile(self._disk, self.name, handle)
+        finally:
+            self._disk.close(handle)
+
+
+class _OpenFile(FileSource):
+    __slots__ = ("_handle",)
+
+    def __init__(self, disk: DiskLike, path: str, handle: int) -> None:
+        super().__init__(disk, path)
+        self._handle = handle
+
+    def read(self, offset: int, length: int) -> bytes:
+        return read_part(self._disk, self._handle, offset, length)
 
 
 class WrappedSource:

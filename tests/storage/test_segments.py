@@ -41,6 +41,7 @@ from shard.storage.segments import (
     write_stub,
     writer,
 )
+from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
 from tests.support.faultdisk import FaultDisk, sweep
@@ -579,3 +580,38 @@ def test_the_golden_segment_of_format_two_is_read_and_written() -> None:
         found = find_tags(source, index, match)
         assert list(found.seqs) == seqs_naively(batches, match)
         assert list(found.sizes) == sizes_naively(batches, match)
+
+
+# Reads of a reader that catches up.
+
+
+class AheadDisk(FaultDisk):
+    """A disk that takes down what it was asked to load ahead, as (offset, length)."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.ahead: list[tuple[int, int]] = []
+
+    def read_ahead(self, handle: int, length: int, offset: int) -> None:
+        self.ahead.append((offset, length))
+
+
+def test_the_first_read_of_a_segment_opens_it_twice_and_the_next_ones_once() -> None:
+    disk = AheadDisk("/data")
+    store = SegmentStore(disk, DIRECTORY)
+    name = Name.of(store.write(7, 12, many(50)))
+    for opens in (2, 1, 1):
+        before = disk.history.count("open")
+        store.read(name, 3, bytes_max=1)
+        assert disk.history.count("open") - before == opens
+    assert disk.ahead == []
+
+
+def test_a_large_read_begins_to_load_as_much_behind_it() -> None:
+    disk = AheadDisk("/data")
+    store = SegmentStore(disk, DIRECTORY)
+    name = Name.of(store.write(7, 12, [a_batch(at, data=b"1" * 100_000) for at in range(20)]))
+    batches = store.read(name, 0, bytes_max=1 << 20)
+    index = store.index_of(name)
+    length = index.offsets[len(batches)] - index.offsets[0]
+    assert disk.ahead == [(index.offsets[len(batches)], length)]

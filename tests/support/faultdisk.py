@@ -291,6 +291,9 @@ class FaultDisk:
             inode.content[:] = before
         return self._do("pwritev", lambda: write(len(data)), half=lambda: write(len(data) // 2))
 
+    def read_ahead(self, handle: int, length: int, offset: int) -> None:
+        """Nothing: all bytes are in memory."""
+
     def pread(self, handle: int, length: int, offset: int) -> bytes:
         return self._do("pread", lambda: bytes(self._open_file(handle)[0].content[offset : offset + length]))
 

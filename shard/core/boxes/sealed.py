@@ -247,6 +247,8 @@ class Segment:
     def count_batches(self, seqs: BitMap64) -> int | None:
         """How many batches hold those of `seqs` that are in the range of this segment; None if one of them is
         in no batch."""
+        if not seqs.range_cardinality(self.first_seq, self.last_seq + 1):
+            return 0
         here = self._part_of(seqs)
         batches = first = at = 0
         while first < len(here):

@@ -33,7 +33,7 @@ from shard.storage.cold.base import (
     measure,
     too_short,
 )
-from shard.storage.files import DiskLike, parent_of
+from shard.storage.files import DiskLike, parent_of, read_part
 
 
 class FolderCold(ColdBase):
@@ -184,7 +184,7 @@ class FolderCold(ColdBase):
         with self._translate_errors(name):
             handle = self._disk.open(self._path(name), writable=False)
             try:
-                parts = [self._disk.pread(handle, length, offset) for offset, length in ranges]
+                parts = [read_part(self._disk, handle, offset, length) for offset, length in ranges]
             finally:
                 self._disk.close(handle)
         for part, (offset, length) in zip(parts, ranges, strict=True):

@@ -293,9 +293,11 @@ class SegmentStore:
             self._indexes[name] = index
             return index
         if self._disk.exists(self._path(name.file)):
-            index = segment_index.open_segment(FileSource(self._disk, self._path(name.file)))
+            with FileSource(self._disk, self._path(name.file)).held_open() as source:
+                index = segment_index.open_segment(source)
         else:
-            index = segment_index.open_stub(FileSource(self._disk, self._path(name.stub)))
+            with FileSource(self._disk, self._path(name.stub)).held_open() as source:
+                index = segment_index.open_stub(source)
         assert name == (index.generation, index.first_seq, index.serial), "NAME_IS_CONTENT"
         self._indexes[name] = index
         entries = list(self._indexes.items())
