@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from streams.cli import output
@@ -19,6 +22,9 @@ from streams.cli.pipeline_options import (
 from streams.cli.pipeline_session import show_result, spark_session
 from streams.cli.verbs import ServerTarget, example, server_options
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 @click.group("pipeline")
 def command() -> None:
@@ -29,13 +35,16 @@ def command() -> None:
 
 
 @example("streams pipeline archive orders --to archive --name orders")
-@command.command("archive", short_help="Copy boxes to Parquet files; optionally trim them.")
+@command.command("archive", short_help="Copy boxes to Parquet files or to a table; optionally trim them.")
 @boxes_option
 @click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
 @name_option
 @click.option(
     "--trim", is_flag=True, help="Then compare both, and delete the archived records from the boxes."
 )
+@click.option("--format", default="parquet", show_default=True, help="parquet (files), or iceberg (a table).")
+@click.option("--columns", metavar="SQL", help="Table: columns of record fields, 'id bigint'; or infer.")
+@click.option("--partition-by", metavar="NAMES", help="Table: partition columns (default: box,date).")
 @gaps_option
 @dry_run_option
 @spark_options
@@ -46,26 +55,53 @@ def archive(
     path: str,
     name: str,
     trim: bool,
+    format: str,
+    columns: str | None,
+    partition_by: str | None,
     skip_gaps: bool,
     dry_run: bool,
     engine: SparkOptions,
 ) -> None:
-    """Copy the new records of BOXES since the last run into Parquet files, by box and day."""
-    from streams.spark.jobs.archive import archive as job
+    """Copy the new records of BOXES since the last run into Parquet files, by box and day, or into a table.
 
+    A table gets the records of one run in one snapshot, which names their seqs.
+    """
+    if format == "parquet" and (columns or partition_by):
+        raise output.Refusal("--columns and --partition-by are for tables; add --format iceberg")
+    if format != "parquet" and trim:
+        raise output.Refusal("--trim works for files only; delete the records of a table's boxes yourself")
+    arguments = {
+        "name": name,
+        "prefix": boxes.prefix,
+        "on_gap": "emit" if skip_gaps else "fail",
+        "dry_run": dry_run,
+    }
     with spark_session("archive", target, engine) as (spark, server):
-        result = job(
-            spark,
-            boxes.names,
-            folder_path(path),
-            name=name,
-            prefix=boxes.prefix,
-            **server,
-            trim=trim,
-            on_gap="emit" if skip_gaps else "fail",
-            dry_run=dry_run,
+        result = _archive(
+            spark, boxes.names, folder_path(path), trim, format, columns, partition_by, arguments | server
         )
     show_result(result, target)
+
+
+def _archive(
+    spark: SparkSession,
+    boxes: Sequence[str],
+    path: str,
+    trim: bool,
+    format: str,
+    columns: str | None,
+    partition_by: str | None,
+    arguments: dict[str, Any],
+) -> Any:
+    from streams.spark.jobs.archive import archive as archive_files
+    from streams.spark.jobs.table_archive import PARTITION_BY, archive_table
+
+    if format == "parquet":
+        return archive_files(spark, boxes, path, trim=trim, **arguments)
+    partition_columns = PARTITION_BY if partition_by is None else partition_by.split(",")
+    return archive_table(
+        spark, boxes, path, format=format, columns=columns, partition_by=partition_columns, **arguments
+    )
 
 
 @example(

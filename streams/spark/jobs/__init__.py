@@ -2,6 +2,7 @@
 
     archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one, `export_all` -> files;
                `compact` merges its small files, `vacuum` deletes obsolete files
+    archive_table   boxes -> an Iceberg table; `read_table` reads both as one
     backfill   files -> boxes
     replay     boxes -> boxes, with a filter or a transformation
     rollup     windows of a box -> a box
@@ -9,6 +10,7 @@
     audit      check that no record is missing or duplicated
 
     archive_files, archive_upkeep, files    files of an archive; their upkeep; files of any store
+    table_archive, table_files, tables      archive to a table; its data files; table formats
     job_context, steps                      server, frames and ledger of a job; its steps
     spark_errors                            our errors out of Spark's
 
@@ -23,6 +25,7 @@ from streams.spark.jobs.backfill import Backfill, backfill
 from streams.spark.jobs.replay import Replay, replay
 from streams.spark.jobs.rollup import Rollup, rollup
 from streams.spark.jobs.snapshot import Snapshot, read_snapshot, snapshot
+from streams.spark.jobs.table_archive import TableArchive, archive_table, read_table, table_versions
 
 __all__ = [
     "Archive",
@@ -33,16 +36,20 @@ __all__ = [
     "Replay",
     "Rollup",
     "Snapshot",
+    "TableArchive",
     "Vacuum",
     "archive",
+    "archive_table",
     "audit",
     "backfill",
     "compact",
     "export_all",
     "read_all",
     "read_snapshot",
+    "read_table",
     "replay",
     "rollup",
     "snapshot",
+    "table_versions",
     "vacuum",
 ]

@@ -148,7 +148,7 @@ def _archive_range(
     run = new_run_id()
     folder = staging_folder(path, run)
     rows = context.frame(spark, start, end, on_gap=on_gap)
-    gaps = _collect_gaps(rows)
+    gaps = collect_gaps(rows)
     rows = rows.drop("gap").filter("data is not null")
     write_files(rows, folder)
     summaries = {row["box"]: row for row in summary(read_files(spark, folder)).collect()}
@@ -222,7 +222,8 @@ def find_unarchived(box_rows: DataFrame, archive_rows: DataFrame | None) -> Data
     return box_contents.join(archive_contents, ["box", "seq", "content"], "left_anti")
 
 
-def _collect_gaps(rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
+def collect_gaps(rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Return the gaps of each box in rows that were read with `onGap=emit`."""
     if "gap" not in rows.columns:
         return {}
     gaps: dict[str, list[dict[str, Any]]] = {}

@@ -1,0 +1,160 @@
+"""Snapshots of an Iceberg table, written with pyiceberg.
+
+Files have no field ids: readers find columns by name (the table property `schema.name-mapping.default`). The
+table has no delete files; `replace` rewrites whole files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import DayTransform, IdentityTransform, Transform
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+)
+
+from streams.spark.jobs.job_context import JobRefused, Ledger
+from streams.spark.jobs.tables.catalog import BoxCatalog
+from streams.spark.jobs.tables.columns import BASE_COLUMNS, Column
+from streams.spark.jobs.tables.versions import DataFile, TableVersion, version_of
+
+_COLUMNS = "streams.columns"
+#: The partition column of this name is the day of `ts`.
+DATE = "date"
+
+_TYPES: dict[str, IcebergType] = {
+    "string": StringType(),
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "double": DoubleType(),
+    "float": FloatType(),
+    "boolean": BooleanType(),
+    "date": DateType(),
+    "timestamp": TimestamptzType(),
+}
+
+_PROPERTIES = {
+    "format-version": "2",
+    # A second run must not add its rows behind ours: it has read the same records.
+    "commit.retry.num-retries": "0",
+    # One manifest for each run would make every commit and every read slower.
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "32",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "32",
+}
+
+
+def iceberg_type(column: Column) -> IcebergType:
+    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", column.type):
+        return DecimalType(int(match[1]), int(match[2]))
+    return _TYPES[column.type]
+
+
+class IcebergTable:
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __repr__(self) -> str:
+        return f"<IcebergTable {self._table.location()}>"
+
+    @classmethod
+    def open(cls, ledger: Ledger, location: str) -> IcebergTable | None:
+        table = BoxCatalog(ledger, location).open_table()
+        return None if table is None else cls(table)
+
+    @classmethod
+    def create(
+        cls, ledger: Ledger, location: str, columns: Sequence[Column], partition_by: Sequence[str]
+    ) -> IcebergTable:
+        fields = [
+            NestedField(number, name, _TYPES[type], required=False)
+            for number, (name, type) in enumerate(BASE_COLUMNS.items(), 1)
+        ]
+        for column in columns:
+            fields.append(NestedField(len(fields) + 1, column.name, iceberg_type(column), required=False))
+        schema = Schema(*fields)
+        properties = {**_PROPERTIES, _COLUMNS: json.dumps(columns)}
+        properties["schema.name-mapping.default"] = schema.name_mapping.model_dump_json()
+        table = BoxCatalog(ledger, location).create(schema, _partition_spec(schema, partition_by), properties)
+        return cls(table)
+
+    @property
+    def columns(self) -> list[Column]:
+        return [Column(*each) for each in json.loads(self._table.properties[_COLUMNS])]
+
+    @property
+    def partition_by(self) -> list[str]:
+        return [field.name for field in self._table.spec().fields]
+
+    def versions(self) -> list[TableVersion]:
+        snapshots = sorted(self._table.snapshots(), key=lambda each: each.sequence_number or 0)
+        return [
+            version_of(
+                each.snapshot_id,
+                each.timestamp_ms,
+                each.summary.additional_properties if each.summary is not None else {},
+            )
+            for each in snapshots
+        ]
+
+    def files(self, version: int | None = None) -> list[DataFile]:
+        if self._table.current_snapshot() is None:
+            return []
+        tasks = self._table.scan(snapshot_id=version).plan_files()
+        return [DataFile(task.file.file_path, task.file.file_size_in_bytes) for task in tasks]
+
+    def append(
+        self, files: Sequence[str], new_columns: Sequence[Column], properties: Mapping[str, str]
+    ) -> None:
+        with self._table.transaction() as transaction:
+            if new_columns:
+                with transaction.update_schema() as update:
+                    for column in new_columns:
+                        update.add_column(column.name, iceberg_type(column))
+                transaction.set_properties({_COLUMNS: json.dumps([*self.columns, *new_columns])})
+            # Names of files contain the id of their run, so none is in the table already.
+            transaction.add_files(list(files), dict(properties), check_duplicate_files=False)
+
+    def replace(self, old: Sequence[str], new: Sequence[str], properties: Mapping[str, str]) -> None:
+        old_paths = set(old)
+        old_files = [
+            task.file for task in self._table.scan().plan_files() if task.file.file_path in old_paths
+        ]
+        if len(old_files) != len(old_paths):
+            raise JobRefused("the table has changed since its files were listed; run the job again")
+        with self._table.transaction() as transaction:
+            update = transaction.update_snapshot(snapshot_properties=dict(properties)).overwrite()
+            with update:
+                for file in old_files:
+                    update.delete_data_file(file)
+                for path in new:
+                    metadata = transaction.table_metadata
+                    update.append_data_file(parquet_file_to_data_file(self._table.io, metadata, path))
+
+
+def _partition_spec(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:
+    fields = []
+    for number, name in enumerate(partition_by, 1000):
+        is_date = name == DATE and DATE not in schema.column_names
+        source = schema.find_field("ts" if is_date else name)
+        transform: Transform[Any, Any] = DayTransform() if is_date else IdentityTransform()
+        fields.append(PartitionField(source.field_id, number, transform, name))
+    return PartitionSpec(*fields)

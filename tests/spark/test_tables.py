@@ -1,0 +1,120 @@
+"""Archives to open tables: each record once, snapshots name their seqs, one read of table and box."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyiceberg.table import StaticTable
+
+import streams
+from streams.spark import jobs
+from streams.spark.jobs.job_context import JobRefused
+from streams.testing import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def _append(client: streams.Client, box: str, numbers: range) -> None:
+    client.box(box).append_batch([streams.Entry({"n": n, "user": f"u{n % 3}"}) for n in numbers])
+
+
+def _seqs(rows: DataFrame) -> list[int]:
+    return sorted(row["seq"] for row in rows.select("seq").collect())
+
+
+def test_runs_add_each_record_once_and_a_snapshot_names_its_seqs(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "table")
+
+    def run() -> jobs.TableArchive:
+        return jobs.archive_table(spark, [name], path, name=name, columns="n bigint", url=server.url)
+
+    _append(client, name, range(5))
+    first = run()
+    assert (first.records, first.ranges[name].first, first.ranges[name].last) == (5, 1, 5)
+    _append(client, name, range(5, 8))
+    second = run()
+    assert (second.records, second.ranges[name].first, second.ranges[name].last) == (3, 6, 8)
+    assert run().snapshot is None
+    _append(client, name, range(8, 10))
+
+    both = jobs.read_table(spark, name, url=server.url)
+    assert _seqs(both) == list(range(1, 11))
+    assert sorted(row["n"] for row in both.collect()) == list(range(10))
+    old = jobs.read_table(spark, name, snapshot=first.snapshot, with_boxes=False, url=server.url)
+    assert _seqs(old) == [1, 2, 3, 4, 5]
+    old_and_box = jobs.read_table(spark, name, snapshot=first.snapshot, url=server.url)
+    assert _seqs(old_and_box) == list(range(1, 11))
+    versions = jobs.table_versions(name, url=server.url)
+    assert [each.cursors[name].seq for each in versions] == [5, 8]
+
+    # Another engine, which knows the folder alone.
+    other = StaticTable.from_metadata(path)
+    found = other.scan().to_arrow()
+    assert sorted(found["seq"].to_pylist()) == list(range(1, 9))
+    assert sorted(found["n"].to_pylist()) == list(range(8))
+    assert other.scan(snapshot_id=first.snapshot).to_arrow().num_rows == 5
+    summary = other.current_snapshot()
+    assert summary is not None and summary.summary is not None
+    assert json.loads(summary.summary["streams.cursors"] or "")[name][1] == 8
+
+
+def test_inferred_columns_are_pinned_and_later_runs_only_add_some(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "table")
+    options = {"name": name, "url": server.url}
+    client.box(name).append_batch([{"id": 1, "ts": "x", "deep": {"a": [1]}}])
+    jobs.archive_table(spark, [name], path, columns="infer", **options)
+    client.box(name).append_batch([{"id": "no number", "new": 2.5}, 7])
+    done = jobs.archive_table(spark, [name], path, columns="infer", **options)
+    assert done.columns == ["new"]
+    rows = {row["seq"]: row for row in jobs.read_table(spark, name, url=server.url).collect()}
+    assert (rows[1]["id"], rows[1]["data_ts"], json.loads(rows[1]["deep"])) == (1, "x", {"a": [1]})
+    assert (rows[1]["new"], rows[2]["new"], rows[2]["id"]) == (None, 2.5, None)
+    assert json.loads(rows[2]["data"])["id"] == "no number" and rows[3]["data"] == "7"
+    found = StaticTable.from_metadata(path).scan().to_arrow().sort_by("seq")
+    assert found["new"].to_pylist() == [None, 2.5, None]
+    client.box(name).append_batch([{"id": 2}])
+    with pytest.raises(JobRefused, match="id is bigint in the table and cannot become string"):
+        jobs.archive_table(spark, [name], path, columns="id string", **options)
+
+
+def test_small_files_are_merged_and_old_snapshots_keep_their_records(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "table")
+    for n in range(8):
+        _append(client, name, range(n, n + 1))
+        jobs.archive_table(spark, [name], path, name=name, partition_by=["box"], url=server.url)
+    versions = jobs.table_versions(name, url=server.url)
+    assert [each.cursors[name].seq for each in versions] == [*range(1, 9), 8], "the last one is the merge"
+    table = StaticTable.from_metadata(path)
+    assert len(list(table.scan().plan_files())) == 1
+    assert sorted(table.scan().to_arrow()["seq"].to_pylist()) == list(range(1, 9))
+    for version in versions:
+        seqs = table.scan(snapshot_id=version.id).to_arrow()["seq"].to_pylist()
+        assert sorted(seqs) == list(range(1, version.cursors[name].seq + 1))
+
+
+def test_of_two_runs_at_once_one_commits(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    from streams.spark.jobs.job_context import Ledger
+    from streams.spark.jobs.table_archive import LEDGER, open_table
+
+    path = str(tmp_path / "table")
+    _append(client, name, range(3))
+    jobs.archive_table(spark, [name], path, name=name, url=server.url)
+    slow = open_table(Ledger(client, LEDGER + name), name)
+    files = [each.path for each in slow.files()]
+    _append(client, name, range(3, 5))
+    jobs.archive_table(spark, [name], path, name=name, url=server.url)
+    with pytest.raises(JobRefused, match="another run of this job"):
+        slow.append(files, [], {})
+    assert _seqs(jobs.read_table(spark, name, url=server.url)) == [1, 2, 3, 4, 5]
