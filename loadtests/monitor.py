@@ -104,7 +104,11 @@ def expressions() -> Iterator[tuple[str, int, str]]:
             yield (
                 panel["title"],
                 at,
-                target["expr"].replace("$__rate_interval", f"{5 * SCRAPE_S}s").replace("$instance", ".*"),
+                target["expr"]
+                .replace("$__rate_interval", f"{5 * SCRAPE_S}s")
+                .replace("$instance", ".*")
+                .replace("$shard", ".*")
+                .replace("$box", ".*"),
             )
 
 

@@ -13,7 +13,7 @@ async function follow(name, tail, place, tell, signal) {
   while (!signal.aborted) {
     try {
       tell("live", "good");
-      await events(`${box(name, "/watch")}?from_seq=${at.seq}&include_tags=true&touch=false&limit=1000&max_batch_bytes=1048576`, (event, text) => {
+      await events(`${box(name, "/watch")}?from_seq=${at.seq}&include_tags=true&touch=false&limit=250`, (event, text) => {
         const data = JSON.parse(text);
         if (event === "record") {
           tail.add(text, data.records);

@@ -54,17 +54,22 @@ def test_each_expression_names_metrics_and_labels_that_there_are(title: str, exp
 
 
 def test_the_board_is_for_the_servers_that_are_chosen_and_shows_truncation() -> None:
-    (variable,) = BOARD["templating"]["list"]
-    assert variable["name"] == "instance" and variable["multi"] and variable["includeAll"]
+    variables = {variable["name"]: variable for variable in BOARD["templating"]["list"]}
+    assert variables.keys() == {"datasource", "instance", "shard", "box"}
+    for name in ("instance", "shard"):
+        assert variables[name]["multi"] and variables[name]["includeAll"]
     expressions = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
     for expression in expressions:
         assert expression.count('{instance=~"$instance"') == len(re.findall(r"\bstreams_\w+", expression))
+        for name in re.findall(r"\b(streams_\w+)\{", expression):
+            for label in {"shard", "box"} & LABELS[name]:
+                assert f'{label}=~"${label}"' in expression, f"{name} is not narrowed by {label}"
     assert any("streams_box_series_truncated" in expression for expression in expressions)
 
 
 @pytest.mark.parametrize("panel", BOARD["panels"], ids=lambda panel: panel["title"])
 def test_each_panel_says_what_its_lines_are(panel: dict[str, Any]) -> None:
-    assert panel["datasource"]["uid"] == "prometheus"
+    assert panel["datasource"]["uid"] == "${datasource}"
     for target in panel["targets"]:
         labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         assert labels <= set.union(*(LABELS[name] for name in names_in(target["expr"])))

@@ -80,13 +80,15 @@ class AsyncClient:
         """The queue of this name, whether it exists or not; nothing is sent."""
         return AsyncQueue(self, name)
 
-    async def boxes(self, prefix: str = "", *, page_size: int = 1000) -> AsyncIterator[replies.ListedBox]:
-        """All boxes whose name begins so, sorted by name."""
+    async def boxes(
+        self, prefix: str = "", *, page_size: int = 1000, sort: str = "name", kind: str = "", text: str = ""
+    ) -> AsyncIterator[replies.ListedBox]:
+        """All boxes whose name begins so, by name; or by a number, the largest first (v0 §26)."""
+        filters = {"sort": "" if sort == "name" else sort, "kind": kind, "q": text}
+        params = {"prefix": prefix, "page_size": page_size, **{k: v for k, v in filters.items() if v}}
         cursor: str | None = ""
         while cursor is not None:
-            page = await self.get(
-                "/v0/boxes", replies.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
-            )
+            page = await self.get("/v0/boxes", replies.BoxPage, {**params, "cursor": cursor})
             for box in page.boxes:
                 yield box
             cursor = page.next_cursor

@@ -81,13 +81,15 @@ class Client:
         """The queue of this name, whether it exists or not; nothing is sent."""
         return Queue(self, name)
 
-    def boxes(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[replies.ListedBox]:
-        """All boxes whose name begins so, sorted by name."""
+    def boxes(
+        self, prefix: str = "", *, page_size: int = 1000, sort: str = "name", kind: str = "", text: str = ""
+    ) -> Iterator[replies.ListedBox]:
+        """All boxes whose name begins so, by name; or by a number, the largest first (v0 §26)."""
+        filters = {"sort": "" if sort == "name" else sort, "kind": kind, "q": text}
+        params = {"prefix": prefix, "page_size": page_size, **{k: v for k, v in filters.items() if v}}
         cursor: str | None = ""
         while cursor is not None:
-            page = self.get(
-                "/v0/boxes", replies.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
-            )
+            page = self.get("/v0/boxes", replies.BoxPage, {**params, "cursor": cursor})
             for box in page.boxes:
                 yield box
             cursor = page.next_cursor
