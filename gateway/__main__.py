@@ -36,7 +36,7 @@ from gateway.shards.pressure import GatewayPressure
 from gateway.shards.process_states import StatesReader
 from gateway.shards.router_reconciler import RouterReconciler
 from gateway.shards.router_relay import RouterRelay
-from gateway.telemetry import peers
+from gateway.telemetry import report_server
 from gateway.telemetry.collector import Collector
 from gateway.telemetry.history import Histories, Sampler
 from gateway.watch.service import Watch
@@ -67,7 +67,7 @@ class Gateway:
         self._urgent = self._to_shards(is_urgent=True)
         self._bulk = self._to_shards()
         self._others = [
-            Link(gateway, str(peers.socket_of(config.run_dir, gateway)))
+            Link(gateway, str(report_server.socket_of(config.run_dir, gateway)))
             for gateway in range(config.gateways)
             if gateway != arguments.index
         ]
@@ -169,7 +169,7 @@ class Gateway:
                 )
             await self._s2.history.finish(arguments.config.drain_ms / 1000)
             nursery.cancel_scope.cancel()
-        log.info("drained")
+        log.info("gateway drained: all requests have ended")
 
     def _start_tasks(self, nursery: trio.Nursery) -> None:
         arguments, dispatch, guard = self._arguments, self._dispatch, self._guard
@@ -182,8 +182,8 @@ class Gateway:
             if guard is not None and len(self._links) > 1:
                 nursery.start_soon(self._key_use.run, lambda: guard.ring)
         if self._others:
-            path = peers.socket_of(arguments.config.run_dir, arguments.index)
-            nursery.start_soon(peers.serve, path, self._report, self._sampler.ring)
+            path = report_server.socket_of(arguments.config.run_dir, arguments.index)
+            nursery.start_soon(report_server.serve, path, self._report, self._sampler.ring)
         nursery.start_soon(self._sampler.run)
         nursery.start_soon(self._s2.history.run)
         nursery.start_soon(self._pressure.run)
@@ -216,7 +216,7 @@ class Gateway:
         if self._guard is not None:
             self._guard.ring = read_ring(self._arguments.keys_file)
             count = self._watch.on_keys_change(self._guard.ring)
-            log.info("keys read again", keys=len(self._guard.ring.keys), streams_ended=count)
+            log.info("keys reloaded", keys=len(self._guard.ring.keys), streams_ended=count)
 
 
 def _front_limits(config: Config) -> FrontLimits:

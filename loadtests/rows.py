@@ -630,7 +630,7 @@ def ram_and_replay(bench: Bench, case: Case) -> Measurement:
 def replay_figures(server: Server) -> dict[str, Any]:
     """Return the replay figures of the shards, which replay in parallel: total bytes, time of the slowest."""
     lines = (json.loads(text) for text in server.log_text().splitlines() if text.startswith("{"))
-    events = [line for line in lines if line.get("event") == "recovered"]
+    events = [line for line in lines if line.get("event") == "shard recovered"]
     if not events:
         raise CaseFailed("no shard has logged a `recovered` event")
     megabytes = [line["mebibytes"] * 1.048576 for line in events]

@@ -240,7 +240,12 @@ class Shard:
                 summary = await self._recover(stopping)
             except Corrupt as damage:
                 self._notify_supervisor(f"error {damage}")
-                log.error("data is damaged", path=damage.path, offset=damage.offset, message=str(damage))
+                log.error(
+                    "data is damaged: this shard does not serve",
+                    path=damage.path,
+                    offset=damage.offset,
+                    message=str(damage),
+                )
                 nursery.cancel_scope.cancel()
                 return EXIT_CORRUPT
             if summary is None:  # a stop was requested during the replay; nothing was written
@@ -271,7 +276,7 @@ class Shard:
                     self._faults.note_damage("snapshot", path, "it does not match its checksum")
                 seconds = trio.current_time() - started_s
                 log.info(
-                    "recovered",
+                    "shard recovered",
                     boxes=len(self._machine.boxes),
                     lsn=step.last_lsn,
                     snapshot_lsn=step.snapshot_lsn,
@@ -337,7 +342,7 @@ class Shard:
                 await engine.stop()
             except (OSError, CommitFailed) as error:
                 return self._end_after_failure(error)
-            log.info("stopped in order", lsn=self._machine.lsn)
+            log.info("shard stopped cleanly", lsn=self._machine.lsn)
             return 0
         return self._end_after_failure(engine.failure)
 

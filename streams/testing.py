@@ -135,7 +135,9 @@ def running_server(
                     )
                 if KILLED_AT_THE_END in server.log_text():
                     # It loses nothing, for that is what a crash would do. But it is not as it should be.
-                    warnings.warn(f"the server had to be killed in part\n{server.log_text()}", stacklevel=3)
+                    warnings.warn(
+                        f"processes of the server had to be killed\n{server.log_text()}", stacklevel=3
+                    )
     finally:
         if data_dir is None:
             shutil.rmtree(folder, ignore_errors=True)

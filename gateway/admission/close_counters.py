@@ -22,10 +22,11 @@ Reason = Literal["http2_frames", "socket_frames", "no_key", "address", "address_
 REASONS: Final[dict[Reason, str]] = {
     "http2_frames": "closed HTTP/2 connections that sent too many frames for the requests they made",
     "socket_frames": "closed WebSockets that sent too many small frames for the commands they sent",
-    "no_key": "full: closed idle connections that had not shown a valid key, for new ones",
+    "no_key": "all connections are in use: closed idle ones that had not shown a valid key for new ones",
     "address": "closed idle connections of an address with too many that had not shown a valid key",
     "address_limit": "refused connections of an address that has STREAMS_MAX_CONNECTIONS_PER_ADDRESS of them",
-    "idle": "full: closed idle connections with a valid key, for new ones; raise STREAMS_MAX_CONNECTIONS",
+    "idle": "all connections are in use: closed idle ones with a valid key for new ones; "
+    "raise STREAMS_MAX_CONNECTIONS",
 }
 
 LOG_EVERY_S: Final = 10.0
@@ -56,6 +57,6 @@ class CloseCounters:
         if now_s >= self._full_logged_s + LOG_EVERY_S:
             self._full_logged_s = now_s
             log.warning(
-                "full: new connections wait until another one ends; raise STREAMS_MAX_CONNECTIONS",
+                "all connections are in use: new ones wait until one ends; raise STREAMS_MAX_CONNECTIONS",
                 open=connections,
             )

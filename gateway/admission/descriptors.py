@@ -23,7 +23,7 @@ def fit_connections(connections_max: int) -> int:
     `connections_max`. Logs a warning if these are fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):  # An unlimited one is over the kernel's own limit.
+        with suppress(OSError, ValueError):  # The kernel refuses an unlimited number.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     fitting = connections_max if hard == resource.RLIM_INFINITY else connections_within(hard, connections_max)
     if fitting < connections_max:

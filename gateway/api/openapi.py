@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.access.rules import RULES, Rule
-from gateway.api.operations import (
+from gateway.api.openapi_operations import (
     BODY_CODES,
     COMMON_CODES,
     EVENT_STREAM,

@@ -13,7 +13,8 @@ Browsers open WebSockets to other sites without a preflight. So a page of anothe
 its origin is allowed (`gateway/access/origins.py`).
 
 Limits: `WATCHED_BOXES_MAX` boxes per connection. `http/hypercorn/server.py` bounds the size of a message,
-`watch/stream.py` the unsent events. No command is read while more than `_ANSWERS_BYTES_MAX` bytes are unsent.
+`watch/subscription.py` the unsent events. No command is read while more than `_ANSWERS_BYTES_MAX` bytes are
+unsent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gateway.requests.request import ClientStalled, Request, Socket
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WatchPlan
 from gateway.watch.service import Watch, merge_of, starts_in
-from gateway.watch.stream import Subscription
+from gateway.watch.subscription import Subscription
 from streams.protocol import wire
 from streams.protocol.access.grants import READ, WRITE
 from streams.protocol.access.keys import Key

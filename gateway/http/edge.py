@@ -336,7 +336,9 @@ class Front:
                 connection.wake()
         if self._sockets:
             log.info(
-                "draining", waiting_for="connections with a request in progress", open=len(self._sockets)
+                "gateway is draining",
+                waiting_for="connections with a request in progress",
+                open=len(self._sockets),
             )
         with trio.move_on_after(self.limits.drain_s) as scope:
             while self._sockets:

@@ -193,7 +193,7 @@ def has_no_body(method: str, status: int) -> bool:
 
 
 async def refused_stream(request: Request, response: Response) -> Response:
-    """The answer in place of a stream for which there is no connection to keep."""
+    """Return the refusal of a stream, because the gateway has no free connection for it."""
     await close_body(response)
     return refusal(streams_refused(), request.headers, request.started_ns, request.path)
 

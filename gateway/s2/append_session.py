@@ -23,10 +23,10 @@ import trio
 from gateway.admission.memory import Charge
 from gateway.requests.request import BodyBroken, ClientStalled, Sink
 from gateway.requests.s2_errors import S2Error
-from gateway.s2 import frames, messages
+from gateway.s2 import record_formats, session_frames
 from gateway.s2.ciphers import RecordCipher
-from gateway.s2.messages import Input
-from gateway.s2.sessions import STALL_S, UNSENT_BYTES_MAX, Draining, failure_of
+from gateway.s2.read_session import STALL_S, UNSENT_BYTES_MAX, Draining, failure_of
+from gateway.s2.record_formats import Input
 from gateway.s2.shard_calls import PostedAppend, ShardCalls
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.s2 import Cipher
@@ -123,7 +123,7 @@ class AppendSession:
                 charge.unwatch()
 
     async def _keep_reading(self) -> None:
-        receiver = frames.FrameReceiver()
+        receiver = session_frames.FrameReceiver()
         try:
             with self._reading:
                 while data := await self._receive():
@@ -172,12 +172,12 @@ class AppendSession:
                 append = self._pending.popleft()
                 self._bytes -= append.metered_bytes
                 if isinstance(append.result, StreamsError):
-                    acks.append(frames.terminal(failure_of(append.result)))
+                    acks.append(session_frames.terminal(failure_of(append.result)))
                     sink.put(b"".join(acks))
                     return
                 assert append.result is not None
-                body = messages.ack_as_protobuf(append.result)
-                acks.append(frames.frame(body, advises_reconnect=self._draining.is_set))
+                body = record_formats.ack_as_protobuf(append.result)
+                acks.append(session_frames.frame(body, advises_reconnect=self._draining.is_set))
             if acks:
                 self._has_room.set()
                 sink.put(b"".join(acks))
@@ -186,7 +186,7 @@ class AppendSession:
                     continue
             if self._has_ended and not self._pending:
                 if self._failure is not None:
-                    sink.put(frames.terminal(self._failure))
+                    sink.put(session_frames.terminal(self._failure))
                 return
             self._has_work = trio.Event()
             await self._has_work.wait()
@@ -194,6 +194,6 @@ class AppendSession:
 
 def _input(body: bytes) -> Input:
     try:
-        return messages.input_from_protobuf(body)
+        return record_formats.input_from_protobuf(body)
     except S2Error as error:
         raise S2Error("bad_frame", str(error)) if error.code == "bad_proto" else error from None

@@ -15,7 +15,7 @@ from binascii import Error as NotBase64
 from collections.abc import Callable, Mapping
 
 from gateway.requests.s2_errors import S2Error
-from gateway.s2.messages import Input
+from gateway.s2.record_formats import Input
 from streams.protocol.messages.s2 import Cipher
 from streams.protocol.model import sequenced
 from streams.protocol.model.sequenced import BinaryRecord

@@ -17,19 +17,19 @@ from gateway.admission.memory import STRANGERS
 from gateway.http.edge_rules import request_id_of
 from gateway.requests.request import EarlyRejection, Live, Request, Response
 from gateway.requests.s2_errors import S2Error, to_s2_error
-from gateway.s2 import ciphers, fields, frames
+from gateway.s2 import ciphers, fields, session_frames
 from gateway.s2.append_session import AppendSession
 from gateway.s2.append_window import AppendWindow
 from gateway.s2.control import BasinApi, StreamApi
 from gateway.s2.housekeeping import Housekeeping
 from gateway.s2.locations import Locations
-from gateway.s2.messages import Input
 from gateway.s2.permits import OPERATIONS, Admit, Authenticator, KeyPermit, Permit
+from gateway.s2.read_session import AuthorizedSession, Draining, FrameEncoder, ReadSession, S2EventEncoder
+from gateway.s2.record_formats import Input
 from gateway.s2.records import ReadQuery, StreamRecordApi, check_commands, first_page, stream_config
-from gateway.s2.sessions import AuthorizedSession, Draining, FrameEncoder, ReadSession, S2EventEncoder
 from gateway.s2.shard_calls import ShardCalls
 from gateway.s2.tokens import TokenApi
-from gateway.s2.usage import UsageApi
+from gateway.s2.usage_api import UsageApi
 from gateway.s2.usage_counters import ACCOUNT
 from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
@@ -249,7 +249,9 @@ class S2:
                 await trio.sleep(self._in_flight.rates.reserve(request.key, time.monotonic()))
 
         session = AppendSession(self._calls, box, cipher, key, incoming, check, pace, self._draining, charge)
-        return _session_response(self._authorize_session(session, request, permit, frames.terminal(_REVOKED)))
+        return _session_response(
+            self._authorize_session(session, request, permit, session_frames.terminal(_REVOKED))
+        )
 
     async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
         headers = request.headers
@@ -261,7 +263,7 @@ class S2:
         key = ciphers.check_header(headers)
         spec = stream_config(headers)
         encoder: FrameEncoder | S2EventEncoder = FrameEncoder(
-            frames.codec_for(headers.get("accept-encoding"))
+            session_frames.codec_for(headers.get("accept-encoding"))
         )
         if not is_session:
             encoder = S2EventEncoder(

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.requests.request import Buffer, Request, Response
 from gateway.requests.s2_errors import S2Error
-from gateway.s2 import ciphers, configs, fields, messages
+from gateway.s2 import ciphers, configs, fields, record_formats
 from gateway.s2.control import json_body, json_response, plain_body
 from gateway.s2.permits import Permit
 from gateway.s2.shard_calls import ShardCalls
@@ -176,10 +176,10 @@ class StreamRecordApi:
         key = ciphers.check_header(headers)
         spec = stream_config(headers)
         if fields.is_protobuf(fields.media_type(headers, "content-type")):
-            batch = messages.input_from_protobuf(await plain_body(request, "bad_proto"))
+            batch = record_formats.input_from_protobuf(await plain_body(request, "bad_proto"))
         else:
             is_base64 = fields.is_base64(headers)
-            batch = messages.input_from_json(await json_body(request), is_base64=is_base64)
+            batch = record_formats.input_from_json(await json_body(request), is_base64=is_base64)
         check_commands(permit, batch, basin, stream)
         batch.account = account = request.account
         call = partial(self._calls.append, box_of(basin, stream), batch, key)
@@ -187,8 +187,8 @@ class StreamRecordApi:
             basin, stream, spec, is_append=True, call=call, account=account
         )
         if fields.is_protobuf(fields.media_type(headers, "accept")):
-            return Response(200, messages.ack_as_protobuf(ack), content_type=b"application/protobuf")
-        return Response(200, messages.ack_as_json(ack))
+            return Response(200, record_formats.ack_as_protobuf(ack), content_type=b"application/protobuf")
+        return Response(200, record_formats.ack_as_json(ack))
 
     async def read(self, request: Request, basin: str, stream: str) -> Response:
         headers = request.headers
@@ -211,11 +211,11 @@ class StreamRecordApi:
         self._calls.history.counters.count_read(basin, len(records))
         tail = tail_of(page) if records else None
         if fields.is_protobuf(fields.media_type(headers, "accept")):
-            body = messages.batch_as_protobuf(records, tail)
+            body = record_formats.batch_as_protobuf(records, tail)
             response = Response(200, body, content_type=b"application/protobuf")
         else:
             decoded_records = list(sequenced.records_of(bytes(records)))
-            body = messages.batch_as_json(decoded_records, tail, is_base64=is_base64)
+            body = record_formats.batch_as_json(decoded_records, tail, is_base64=is_base64)
             response = Response(200, body)
         response.charge = answers.charge(owner, 0, len(body))
         return response
@@ -238,10 +238,10 @@ class StreamRecordApi:
         tail = await self._calls.call_or_create(
             basin, stream, None, is_append=False, call=call, account=account
         )
-        return json_response({"tail": messages.position(tail.seq_num, tail.timestamp)})
+        return json_response({"tail": record_formats.position(tail.seq_num, tail.timestamp)})
 
 
-def check_commands(permit: Permit, batch: messages.Input, basin: str, stream: str) -> None:
+def check_commands(permit: Permit, batch: record_formats.Input, basin: str, stream: str) -> None:
     """Check the permissions for the commands in a batch: each command is an operation."""
     if batch.fence is not None:
         permit.check("fence", basin, stream)
@@ -274,5 +274,5 @@ def error_event(error: S2Error) -> bytes:
 
 
 def ping_event(now_ms: int, tail: tuple[int, int]) -> bytes:
-    facts = {"timestamp": now_ms, "tail": messages.position(*tail)}
+    facts = {"timestamp": now_ms, "tail": record_formats.position(*tail)}
     return b"event: ping\ndata: %b\n\n" % orjson.dumps(facts)

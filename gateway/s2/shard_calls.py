@@ -17,7 +17,7 @@ import trio
 from gateway.admission.memory import EVERYONE, MemoryBudget
 from gateway.s2.append_window import AppendWindow
 from gateway.s2.ciphers import RecordCipher
-from gateway.s2.messages import Input
+from gateway.s2.record_formats import Input
 from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link

@@ -152,7 +152,7 @@ class Link:
             raise self._unavailable()
         waiting = self._waiting
         if len(waiting) >= IN_FLIGHT_MAX:
-            raise Throttled("too many requests in flight", limit="in_flight")
+            raise Throttled("too many requests in flight to this shard; retry later", limit="in_flight")
         id = next(self._ids)
         waiting[id] = (waiter, self._checks, op, unsent.sent_bytes + unsent.bytes)
         frame_head = wire.frame(wire.REQUEST, 0, op, id, head, len(body))
@@ -342,7 +342,9 @@ class Link:
                     break
                 del self._waiting[id]
                 error = OutcomeUnknown(
-                    "the shard did not answer in time", shard=self.shard, outcome="unknown"
+                    "the shard did not answer in time; the request may have been executed",
+                    shard=self.shard,
+                    outcome="unknown",
                 )
                 _fail(waiter, error)
 

@@ -36,7 +36,7 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
         "check the disk: free space, `dmesg`, and the mount of the data directory",
     ),
     "cold_store": (
-        "the folder of the cold store cannot be read, and it cannot start without",
+        "the folder of the cold store cannot be read, and the shard cannot start without it",
         "mount or restore the folder that STREAMS_COLD_DIR names; the shard then starts by itself",
     ),
     "silent": (

@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from gateway.shards.process_states import REASONS, ProcessState
-from gateway.supervise.reports import lines
+from gateway.supervise.child_reports import lines
 from streams.config import COLD_STORE_FAILED, Config
 
 EXIT_FAILED: Final = 1
@@ -160,7 +160,7 @@ class Child:
             if self.ready_at is not None and trio.current_time() - self.ready_at >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S
             log.warning(
-                "ended unexpectedly; restarting it",
+                "process ended unexpectedly; restarting it",
                 child=self.name,
                 cause=self.reason,
                 after_ms=int(backoff_s * 1000),
@@ -195,7 +195,7 @@ class Child:
         self._tree.write_pids()
         if self.why == "":
             self._publish_reason("starting")
-        log.debug("started", child=self.name, pid=self.process.pid)
+        log.debug("process started", child=self.name, pid=self.process.pid)
         try:
             if self.is_stopping.is_set():
                 self.stop()
@@ -237,18 +237,18 @@ class Child:
                     self.is_decided.set()
                     self._publish_reason("")
                     self._tree.notify_of_keys(self)
-                    log.debug("ready", child=self.name)
+                    log.debug("process ready", child=self.name)
                 elif word == "beat":
                     self.has_beaten = True
                     self.silent_s = 0.0
                     if self.why == "silent":
-                        log.warning("sends heartbeats again", child=self.name)
+                        log.warning("process sends heartbeats again", child=self.name)
                         self._publish_reason("")
                 elif word == "error":
                     self.reason = rest
                 elif word == "progress" and trio.current_time() - shown_at >= PROGRESS_EVERY_S:
                     shown_at = trio.current_time()
-                    log.info("replaying its log", child=self.name, percent=int(float(rest) * 100))
+                    log.info("shard is replaying its log", child=self.name, percent=int(float(rest) * 100))
 
     def count_silence(self) -> None:
         """Warn about a silent child, and kill it after STREAMS_HANG_MS of silence."""
@@ -257,7 +257,7 @@ class Child:
         if self.silent_s >= min(SILENT_S, hang_s or SILENT_S) and self.why == "":
             self._publish_reason("silent")
             log.warning(
-                "no heartbeat: it may hang",
+                "no heartbeat from a process: it may hang",
                 child=self.name,
                 silent_s=round(self.silent_s, 1),
                 restarted_after_s=hang_s or "never",
@@ -266,7 +266,7 @@ class Child:
             self.is_hung = True
             self.reason = f"no heartbeat for {self.silent_s:.0f} s"
             log.error(
-                "hangs: it is killed and restarted",
+                "process hangs: killing and restarting it",
                 child=self.name,
                 silent_s=round(self.silent_s, 1),
                 next_step=REASONS["hung"][1],

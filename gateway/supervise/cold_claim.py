@@ -34,7 +34,7 @@ async def claim_cold_store(
         process = await trio.run_process(command, capture_stdout=True, env=environ, check=False)
         if process.returncode != 0:
             raise CannotServe(
-                f"the cold store {cold_dir} could not be claimed: the process that does it "
+                f"the cold store {cold_dir} could not be claimed: the claiming process "
                 f"ended with {how_it_ended(process.returncode)}; its message is above"
             )
         answer = orjson.loads(process.stdout)

@@ -81,14 +81,14 @@ class KeyFile:
         except (CannotServe, OSError) as error:
             self._problem = str(error)
             log.error(
-                "keys not read again; the previous keys stay valid",
+                "keys not reloaded; the previous keys stay valid",
                 error=str(error),
                 next_step="make the file readable and valid for the server's user, then send SIGHUP again",
             )
             return False
         self._problem = ""
         self.version += 1
-        log.info("keys read", keys=len(ring.keys))
+        log.info("keys loaded", keys=len(ring.keys))
         return True
 
     def problem(self) -> str:

@@ -20,9 +20,9 @@ import structlog
 import trio
 
 from gateway.shards.placement import resize
+from gateway.supervise.child_reports import lines
 from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.manifest import Manifest, folders
-from gateway.supervise.reports import lines
 from streams import progress
 
 log: Any = structlog.get_logger()

@@ -1,6 +1,6 @@
 """Runs the process tree of a server: start, watch, restart with backoff, drain. Serves no HTTP, owns no data.
 
-It owns the lock on the data directory, every listening socket (`listeners.py`) and every child (`child.py`).
+It owns the lock on the data directory, the sockets (`listening_sockets.py`) and the children (`child.py`).
 Children are new interpreters, never forks of this one. It controls them only by arguments, descriptors and
 signals:
 
@@ -50,7 +50,7 @@ from gateway.supervise.child import HANG_CHECK_S, Child
 from gateway.supervise.cold_claim import claim_cold_store
 from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.key_file import KeyFile, read_keys
-from gateway.supervise.listeners import listen_for_clients, listen_for_gateways, listen_for_peers
+from gateway.supervise.listening_sockets import listen_for_clients, listen_for_gateways, listen_for_peers
 from gateway.supervise.manifest import Manifest
 from gateway.supervise.resharding import reshard
 from gateway.supervise.run_dir import RunDir
@@ -229,13 +229,15 @@ class Supervisor:
             nursery.start_soon(self._check_hangs)
             nursery.start_soon(self._keep_checking_keys)
             await self._stop.wait()
-            log.info("stopping", waiting_for="requests in progress", at_most_ms=self.config.drain_ms)
+            log.info(
+                "server is stopping", waiting_for="requests in progress", at_most_ms=self.config.drain_ms
+            )
             for listener in listeners:
                 listener.close()
             await self._end(self._gateways, within_s=self.config.drain_ms / 1000 + DRAIN_MARGIN_S)
             await self._end(self._shards, within_s=SNAPSHOT_WAIT_S)
             nursery.cancel_scope.cancel()
-        log.info("stopped")
+        log.info("server stopped")
 
     async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
@@ -267,9 +269,12 @@ class Supervisor:
             return
         self._keys_problem = problem
         if problem:
-            log.error("the file of keys cannot be read: the server would not start again", error=problem)
+            log.error(
+                "the key file cannot be read; the previous keys stay valid, but a restart would fail",
+                error=problem,
+            )
         else:
-            log.info("the file of keys can be read again")
+            log.info("the key file can be read again")
         self.publish_states()
 
     @property
@@ -299,9 +304,13 @@ class Supervisor:
         }
         self._run_dir.publish("server.json", facts)
         if missing:
-            log.warning("ready, but some shards do not serve", url=self._url, missing=missing)
+            log.warning(
+                "server ready, but some shards do not serve; run `streams doctor`",
+                url=self._url,
+                missing=missing,
+            )
         else:
-            log.info("ready", url=self._url)
+            log.info("server ready", url=self._url)
         self._notify_starter(facts)
 
     def _notify_starter(self, facts: dict[str, Any]) -> None:
@@ -341,7 +350,12 @@ class Supervisor:
             late = [child.name for child in children if not child.has_ended.is_set()]
             reason = "their final snapshot" if children is self._shards else "requests in progress"
             hint = "press Ctrl-C to wait no longer"
-            log.info("still waiting", waiting_for=reason, children=late, hint=hint)
+            log.info(
+                "server is stopping: still waiting for processes",
+                waiting_for=reason,
+                children=late,
+                hint=hint,
+            )
 
     def child_environment(self) -> dict[str, str]:
         """Return our environment without the settings: children get them as one config, and shards must not

@@ -1,7 +1,7 @@
 """Metrics, status and checks of a server.
 
 collector       gathers the reports of all processes
-peers           serves the report of this gateway to the other gateways
+report_server   serves the report of this gateway to the other gateways
 history         the last 15 minutes by the second
 server_reports  the reports of all processes at one moment
 metrics         every metric, by subject

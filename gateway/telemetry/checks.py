@@ -175,7 +175,7 @@ def _memory(reports: Reports, shows_detail: bool) -> Check:
 def _descriptors(reports: Reports, shows_detail: bool) -> Check:
     processes = [(name, process) for name, process in _processes_by_name(reports) if process.open_files_max]
     if not processes:
-        return Check("descriptors", True, "not known")
+        return Check("descriptors", True, "unknown")
     name, worst = max(processes, key=lambda each: each[1].open_files / each[1].open_files_max)
     is_ok = worst.open_files < USED_SHARE_MAX * worst.open_files_max
     step = "raise the limit of open files (LimitNOFILE of the unit, `ulimit -n`)"

@@ -26,36 +26,41 @@ from streams.protocol.payloads.appends import SEQ_MAX
 
 #: Two bits each: 24 bits. A generation is a time in milliseconds, or slightly larger: two generations of a
 #: box have the same bits only if they began a multiple of 4.66 hours apart to the millisecond.
-_MARK_CHARS = 12
+_GENERATION_CHARS = 12
 _SYMBOLS = b" \t\n\r"
-#: 256 names of 255 bytes, their seqs and marks, and base64 on top: no cursor of ours is longer.
+#: 256 names of 255 bytes, their seqs and generations, and base64 on top: no cursor of ours is longer.
 _TEXT_BYTES_MAX = 256 * 1024
 
 _entries = re.compile(rb'"([^"\\]+)":([0-9]+)([ \t\n\r]*)[,}]').findall
 
 
 class CursorEntry(NamedTuple):
-    """A client's position in one box. Without a mark, it counts for any generation of the box."""
+    """A client's position in one box. Without `generation_text`, it counts for any generation of the box."""
 
     seq: int
-    mark: bytes = b""
+    generation_text: bytes = b""
 
     def is_of(self, generation: int | None) -> bool:
-        return not self.mark or generation is None or self.mark == _mark(generation)
+        return (
+            not self.generation_text
+            or generation is None
+            or self.generation_text == _generation_text(generation)
+        )
 
 
 Cursor = dict[str, CursorEntry]
 
 
 @lru_cache(maxsize=65_536)
-def _mark(generation: int) -> bytes:
-    return bytes(_SYMBOLS[generation >> 2 * at & 3] for at in range(_MARK_CHARS))
+def _generation_text(generation: int) -> bytes:
+    return bytes(_SYMBOLS[generation >> 2 * at & 3] for at in range(_GENERATION_CHARS))
 
 
 def encode(places: Iterable[tuple[str, Place]]) -> bytes:
     """Return the text of a cursor. Box names need no escaping: `protocol/model/names.py` ensures that."""
     entries = [
-        b'"%b":%d%b' % (box.encode(), place.seq, b"" if place.generation is None else _mark(place.generation))
+        b'"%b":%d%b'
+        % (box.encode(), place.seq, b"" if place.generation is None else _generation_text(place.generation))
         for box, place in places
     ]
     return urlsafe_b64encode(b"{%b}" % b",".join(entries)).rstrip(b"=")
@@ -72,8 +77,8 @@ def decode_untrusted(text: str, field: str) -> Cursor:
         raise InvalidRequest(
             f"{field}: {quote(text)} is not a cursor this server gave", field=field
         ) from None
-    marks = {box.decode(): mark for box, _, mark in _entries(raw) if len(mark) == _MARK_CHARS}
-    return {box: CursorEntry(seq, marks.get(box, b"")) for box, seq in seqs.items()}
+    texts = {box.decode(): text for box, _, text in _entries(raw) if len(text) == _GENERATION_CHARS}
+    return {box: CursorEntry(seq, texts.get(box, b"")) for box, seq in seqs.items()}
 
 
 def from_map(seqs: dict[str, int], field: str) -> Cursor:

@@ -3,7 +3,7 @@
     api/watch.py, api/websockets.py ──► Watch.view_boxes ──► current heads and generations of the boxes
                                      Watch.open_stream ──► PlainBody: a stream without a session
                                      Watch.create_session, open_session ──► SessionBody: one with a session
-    a front runs the body ──► `stream.py` writes into its sink, fed by `feeds.py`
+    a front runs the body ──► `subscription.py` writes into its sink, fed by `feeds.py`
 
 A `SessionBody` saves the cursors of its stream to the shard that stores the session, every five seconds and
 at its end. A second connection to a session ends the first: the shard gives each connection a higher epoch,
@@ -35,7 +35,7 @@ from gateway.watch.merge import Merge, Track
 from gateway.watch.page import OTHER_GENERATION, Encoding, Place
 from gateway.watch.plan import WatchPlan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
-from gateway.watch.stream import STALL_S, EventEncoder, SseEncoder, Subscription
+from gateway.watch.subscription import STALL_S, EventEncoder, SseEncoder, Subscription
 from streams.protocol import wire
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.errors import (

@@ -1,16 +1,16 @@
-"""A snapshot of the machine that is taken in small steps while the machine goes on.
+"""A snapshot of the machine, taken in small steps while the machine handles commands.
 
     begin ─► step ─► step ─► … ─► state          boxes are taken one after the other, a few in each step
                ▲ before(change)                  a box is taken before a change alters it
 
-The result is the state at the lsn of `begin`, however long it took, and no command waits longer than one
-step: with a hundred thousand boxes all at once would take half a second. Unsealed batches come out too if
-they are asked for: they never change, so that only the list of them is copied. So it is with the jobs of a
-large queue, whose facts are worked out from the list in further steps.
+The result is the state at the lsn of `begin`, however long the capture takes. No command waits longer than
+one step; all of a hundred thousand boxes in one step would take half a second. A capture can include the
+unsealed batches: they never change, so it copies only the list of them. It also copies only the list of jobs
+of a large queue, and encodes the jobs in further steps.
 
 Rules of the file
 - `Machine.apply` calls `before` for every change while a capture is under way.
-- A change alters the box of its `generation` and no other, but for a commit, which names those it alters.
+- A change alters only the box of its `generation`. A commit is the exception: it names the boxes it alters.
   State that belongs to no box is taken at `begin`.
 """
 
@@ -54,8 +54,8 @@ class Capture:
                 self._take(box)
 
     def step(self, boxes_max: int) -> bool:
-        """Takes some boxes. Returns True if any remain. A box with a large delete that is not worked out yet
-        gets a step for that first."""
+        """Takes some boxes. Returns True if any remain. If a large delete of a box is not settled yet, one
+        step settles it before the box is taken."""
         if self._queues:
             self._work_out_jobs()
             return bool(self._pending_boxes or self._queues)

@@ -441,7 +441,7 @@ class LineFacts(msgspec.Struct, kw_only=True):
 
 class StreamFacts(msgspec.Struct, kw_only=True):
     stream: Stream
-    #: Columns of the marks of `shard/core/s2/stream.py`: i64, i64, u64.
+    #: Columns of the write periods of `shard/core/s2/stream.py`: i64, i64, u64.
     opened_ms: bytes = b""
     closed_ms: bytes = b""
     last_seqs: bytes = b""

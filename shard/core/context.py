@@ -228,7 +228,8 @@ class Context(Kernel):
         """The number of a box that is about to be made, if there is room for one."""
         if self.boxes_max and len(self.boxes) >= self.boxes_max:
             raise Throttled(
-                f"there are {len(self.boxes)} boxes already; delete some or raise the limit", limit="boxes"
+                f"this shard has {len(self.boxes)} boxes, which is its limit; delete some or raise it",
+                limit="boxes",
             )
         return self.next_generation(now_ms)
 
@@ -263,7 +264,8 @@ class Context(Kernel):
         may_create = command.box not in self.not_recreated if command.create is None else command.create
         if not may_create:
             raise BoxNotFound(
-                f"box {command.box} does not exist and this write may not create it", box=command.box
+                f"box {command.box} does not exist, and this request may not create it; create the box first",
+                box=command.box,
             )
         creation = self.plan_box(command.box, command.config, now_ms)
         return creation, placeholder(creation)

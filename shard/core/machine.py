@@ -59,9 +59,9 @@ from streams.protocol.messages.commands import Command
 from streams.protocol.model.records import Batch
 from streams.protocol.telemetry.reports import TallyReport
 
-#: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. So are
-#: jobs beyond `ADVANCE_MAX` whose leases or delays are over. After a burst of writes to many disk boxes all
-#: of them give back what they reserved at about the same time.
+#: Boxes that one tick examines: half a millisecond of work. The next tick follows at once for the rest, and
+#: for jobs beyond `ADVANCE_MAX` whose leases or delays are over. Many boxes are due together when a burst of
+#: writes to disk boxes has ended: all of them return their reserved seqs at about the same time.
 TICK_BOXES_MAX = 64
 
 #: Retry delay for an expiry check that waits for a payload fetch.
@@ -229,8 +229,8 @@ class Machine(Context):
         return Outcome(entries, None, wakes=tuple(wakes), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> Outcome:
-        """Begins a life of the shard, after recovery: settles what the last one left open. `boot_id` names
-        the page cache, and `cache_survived` is False if it may be another in spite of the name."""
+        """Starts the shard after recovery, and settles the state that the previous process left. `boot_id`
+        names the page cache; `cache_survived` is False if the cache may be lost although the id is equal."""
         entries: LogEntries = []
         if not self.stopped_clean and (self.boot_id != boot_id or not cache_survived):
             # The page cache is gone. Records of disk boxes that were acked but not yet synced may be
@@ -253,7 +253,7 @@ class Machine(Context):
         return Outcome(entries, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
-        """Ends a life of the shard in order."""
+        """Stops the shard cleanly."""
         entries: LogEntries = []
         for box in self.boxes.values():
             if box.queue is not None and box.queue.jobs and not (box.is_memory or box.config.leases_durable):
@@ -262,7 +262,7 @@ class Machine(Context):
         return Outcome(entries, None, self.lsn, True)
 
     def rest(self, now_ms: int) -> Outcome:
-        """Gives the next snapshot another lsn than the last one has, when nothing else does."""
+        """Logs an empty change, so that the next snapshot gets an lsn of its own on an idle shard."""
         entries: LogEntries = []
         self.log(changes.ShardRested(now_ms), entries)
         return Outcome(entries, None)
@@ -286,8 +286,8 @@ class Machine(Context):
         return Outcome(entries, None, wakes=(forwards.RELAY, *boxes))
 
     def keep_held(self, pinned_lsn: int) -> Outcome | None:
-        """Logs a chunk that is held for a transaction again, so that the log up to `pinned_lsn` is not needed
-        for it. None when there is nothing to do."""
+        """Logs a held chunk of a transaction again, so that it no longer needs the log up to `pinned_lsn`.
+        Returns None if there is no such chunk."""
         entries: LogEntries = []
         change = self.txns.to_keep(pinned_lsn)
         if change is None:
@@ -296,7 +296,7 @@ class Machine(Context):
         return Outcome(entries, None)
 
     def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], chunks: int = 0) -> Outcome:
-        """Logs batches of a commit that were rendered; with `chunks`, that so many chunks are done with."""
+        """Logs rendered batches of a commit and, with `chunks`, that this many more chunks are rendered."""
         entries: LogEntries = []
         self._committing.keep_rendered(commit, batches, entries)
         if chunks:
@@ -307,7 +307,7 @@ class Machine(Context):
 
     @property
     def shows_when_logged(self) -> bool:
-        """True if readers get something when what is staged is logged."""
+        """True if staged changes become visible to readers when they are logged."""
         return self.durability.shows_when_logged
 
     # -- applying
@@ -315,10 +315,10 @@ class Machine(Context):
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
         self.boot_id = change.boot_id
         self.last_ms = change.at_ms
-        self.txns.rewound(change.at_ms)  # always: a snapshot does not have their times, their frames do
+        self.txns.rewound(change.at_ms)  # always: their times are in their frames, not in a snapshot
         if change.rewound_ms:
             self._rewind(change.at_ms, change.rewound_ms)
-        if not self.stopped_clean:  # what the last snapshot has of them is from before the life that died
+        if not self.stopped_clean:  # the sessions of the last snapshot are older than the crash
             self.sessions.clear()
         self.jobs.begin(lsn)
         self.sessions.begin(change.at_ms)
@@ -363,13 +363,13 @@ class Machine(Context):
         self.stopped_clean = True
 
     def _apply_rested(self, change: changes.ShardRested, lsn: int) -> None:
-        """Only its lsn counts."""
+        """Changes nothing: only the lsn of the change matters (`rest`)."""
 
     # -- recovery: restore a snapshot, give its batches their payload back, then apply the log after it
 
     def snapshot(self, keep: Callable[[Box], bool] | None = None) -> ShardState:
-        """Everything but payloads, as of `self.lsn`. Shares nothing with the machine. Of boxes only those
-        that are to be kept."""
+        """Returns the state at `self.lsn` without payloads, as a copy. With `keep`, only the boxes for which
+        it returns True."""
         capture = self._new_capture(keep)
         while capture.step(len(self.boxes)):
             pass
@@ -378,8 +378,8 @@ class Machine(Context):
     def begin_snapshot(
         self, keep: Callable[[Box], bool] | None = None, *, with_batches: bool = False
     ) -> Capture:
-        """Takes a snapshot in steps, while the machine goes on; `end_snapshot` follows, whatever came of it.
-        One that has its batches stands without the log, so it names no row that only the log has."""
+        """Begins a snapshot that is taken in steps. The caller calls `end_snapshot` in every case. A snapshot
+        with batches must be complete without the log, so it leaves out rows that are only in the log."""
         capture = self._new_capture(keep, with_batches=with_batches)
         self._captures.append(capture)
         self.before_apply.insert(0, capture.before)
@@ -399,7 +399,7 @@ class Machine(Context):
             at_ms=self.last_ms,
         )
         self.fill_snapshot(state)
-        if with_batches:  # it stands without the log, and these rows are only there
+        if with_batches:  # it must be complete without the log, which alone has these rows
             state.held, state.commits = [], []
         boxes = self.generations
         if keep is not None:

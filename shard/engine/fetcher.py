@@ -237,13 +237,22 @@ class Fetcher:
                 return None
         box = self._machine.generations[segments[0].generation]
         if isinstance(error, ColdStoreUnreachable):
-            log.warning("cannot read from the cold store", box=box.name, reason=str(error))
+            log.warning(
+                "cannot read from the cold store; check STREAMS_COLD_DIR and its network",
+                box=box.name,
+                reason=str(error),
+            )
             return ColdStoreUnavailable(
                 f"records of box {box.name!r} are in the cold store, which does not answer; nothing is lost, "
                 "try again later. Operator: `streams doctor` shows the error"
             )
         assert isinstance(error, Corrupt)
-        log.error("a segment is damaged and cannot be read", box=box.name, path=error.path, reason=str(error))
+        log.error(
+            "a segment is damaged and cannot be read; run `streams doctor`",
+            box=box.name,
+            path=error.path,
+            reason=str(error),
+        )
         self._faults.note_damage("segment", error.path, error.reason, box.name)
         return DataDamaged(
             f"a file that holds records of box {box.name!r} is damaged. Operator: `streams doctor` and the "

@@ -46,14 +46,14 @@ from shard.storage.object_log import ChainName, LogName
 from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStore
 from shard.transfer import object_chains
 from shard.transfer.backup import ShardSource
-from shard.transfer.boxes import Parts, parts_of
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import Parts, parts_of
 from streams.protocol.telemetry.reports import ObjectsReport
 
 log = structlog.get_logger()
 
-#: The size of one request, see `PIECE_BYTES` in `cold/objects.py`; a group ends with the change that reaches
-#: it.
+#: The size of one request, see `PIECE_BYTES` in `cold/object_store.py`; a group ends with the change that
+#: reaches it.
 OBJECT_BYTES_MAX = 4 << 20
 
 #: A new base is due when this much was put after the last one; a restore has to read that beside the base. At

@@ -10,7 +10,7 @@ lost_ranges                 finds the seqs of a box that are missing
 verify, inspect             checks every byte; shows the contents of a file
 reshard                     moves boxes into another number of shards
 claim_cold                  claims the cold store for a server that starts
-clock                       the system clock
+system_clock                the system clock
 
 Commands of `streams/cli` call restore, repair, verify and inspect. The supervisor starts reshard and
 claim_cold as processes of their own (`python -m shard.offline.reshard`).

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.core.boxes.box import Box
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.queues.move_queue import Letter, letters_in, move_queue_of
 from shard.core.routers.router_outbox import RouterOutbox, runs_to_copy
 from shard.offline.payload_loading import load_missing
@@ -109,7 +109,7 @@ def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
     return min(missing, len(behind))
 
 
-def _batches_after(log: Log, seq: int, store: SegmentStore) -> Iterator[Batch]:
+def _batches_after(log: BoxLog, seq: int, store: SegmentStore) -> Iterator[Batch]:
     """Yield the batches that reach beyond `seq`, one at a time: together they might not fit into memory."""
     for segment in log.segments:
         if segment.last_seq > seq:
@@ -122,13 +122,13 @@ def _batches_after(log: Log, seq: int, store: SegmentStore) -> Iterator[Batch]:
             yield batch
 
 
-def _is_deleted(log: Log, seq: int) -> bool:
+def _is_deleted(log: BoxLog, seq: int) -> bool:
     """Return True if the record is gone and readers see no tombstone for it."""
     is_evicted = seq < max(log.cap_floor, log.ttl_floor)
     return seq > 0 and not is_evicted and not log.is_live(seq) and is_gap(log, seq, seq + 1)
 
 
-def is_gap(log: Log, next_seq: int, seq: int) -> bool:
+def is_gap(log: BoxLog, next_seq: int, seq: int) -> bool:
     """Return True if records between two batches are missing without a hole that readers see."""
     while next_seq < seq:
         hole = log.hole_after(next_seq - 1)

@@ -122,7 +122,7 @@ _READERS: dict[str, Callable[[DiskLike, str, bool], Iterator[Row]]] = {
 def _state(disk: DiskLike, path: str) -> ShardState:
     file = PurePosixPath(path)
     if not file.stem.isdigit():
-        raise UnknownFileKind(f"{path} is not named like a snapshot, which is by its lsn")
+        raise UnknownFileKind(f"{path} is not named like a snapshot (LSN.snap)")
     return frames.decode_state(Snapshots(disk, str(file.parent)).load(int(file.stem)))
 
 

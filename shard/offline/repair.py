@@ -45,7 +45,7 @@ from shard.storage import segments
 from shard.storage.files import DiskLike
 from shard.storage.segments.store import SegmentStore
 from shard.storage.wal import FILE_BYTES
-from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
+from shard.transfer.shard_folders import ShardBuilder, end_life, parts_of, read_shard, servers_of
 
 if TYPE_CHECKING:
     from shard.storage.cold import ColdStore

@@ -32,7 +32,7 @@ from shard.storage import segments
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments.store import Name
 from shard.storage.wal import FILE_BYTES
-from shard.transfer.boxes import (
+from shard.transfer.shard_folders import (
     Parts,
     ShardBuilder,
     end_life,
@@ -224,7 +224,7 @@ def _watch_parent(descriptor: int) -> None:
 
 
 def main() -> int:
-    from shard.offline.clock import now_ms
+    from shard.offline.system_clock import now_ms
 
     signal.signal(
         signal.SIGINT, signal.SIG_IGN

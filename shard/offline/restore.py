@@ -38,7 +38,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.wal import FILE_BYTES
 from shard.transfer.backup import BackupStore, BadSignature, Pause, check_sha256
 from shard.transfer.backup_manifest import Backup, BackupShard
-from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
+from shard.transfer.shard_folders import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from shard.transfer.transaction_marks import MarkMerge, owners_of
 from streams.protocol.model.records import Batch
 from streams.protocol.model.slots import slot_of
@@ -67,7 +67,7 @@ def choose_backup(target: BackupStore, *, id: str = "", until_ms: int | None = N
     else the newest. Raises `LookupError` with the available ids."""
     ids = target.ids()
     if id and id not in ids:
-        raise LookupError(f"there is no backup {id}; there are {', '.join(ids[-5:]) or 'none'}")
+        raise LookupError(f"there is no backup {id}; the existing ones are {', '.join(ids[-5:]) or 'none'}")
     if not ids:
         raise LookupError("it contains no backup")
     if id:

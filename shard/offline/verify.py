@@ -23,7 +23,7 @@ from shard.storage.segments.store import ColdStoreUnreachable, Name, SegmentStor
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
 from shard.storage.wal import Wal
-from shard.transfer.boxes import read_shard
+from shard.transfer.shard_folders import read_shard
 from streams.protocol.model.slots import slot_of
 
 Pause = Callable[[int], None]

@@ -4,7 +4,7 @@ A connection on the Unix socket belongs to a gateway or another local client. A 
 `Peer`, with its key (`peers.py`).
 
 It decides nothing. The messages of one wake-up are handled in one turn, or in several if they are many, and
-the replies of a turn leave together (`replies.py`).
+the replies of a turn leave together (`outgoing_replies.py`).
 
 Bounds: a request for a page that finds no room waits in `deferred_pages.py`; other requests go on. A
 connection is not read from while it has `_UNSENT_BYTES_MAX` unsent. A TCP peer, which serves one client only,
@@ -27,8 +27,8 @@ import trio
 from shard.engine.engine import Engine
 from shard.server.deferred_pages import DeferredPages
 from shard.server.job_holders import JobHolders
+from shard.server.outgoing_replies import Replies
 from shard.server.peers import HELLO_BYTES_MAX, HELLO_S, Peer
-from shard.server.replies import Replies
 from shard.server.tickets import (
     ColumnsReply,
     ColumnsTicket,
@@ -117,7 +117,7 @@ class Connection:
                 await self._keep_receiving()
             except (OSError, wire.WireError) as error:
                 if self._peer is None:
-                    log.warning("connection ended", error=str(error))
+                    log.warning("connection of a peer ended with an error", error=str(error))
                 else:
                     self._peer.note_error(error)
             finally:

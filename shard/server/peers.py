@@ -173,7 +173,9 @@ class Peers:
     def find(self, secret: bytes) -> Key:
         key = self._ring.find(secret.decode("utf-8", "replace"))
         if key is None:
-            raise Unauthorized("hello: this key does not exist" if secret else "hello: it carries no key")
+            raise Unauthorized(
+                "hello: this key does not exist" if secret else "hello: the message has no key"
+            )
         return key
 
     def owns(self, box: str) -> bool:
@@ -191,7 +193,7 @@ class Peers:
                 peer.key = by_digest[peer.key.digest]  # with its current limits
         for peer in revoked_peers:
             peer.disconnect()
-        log.info("keys read again", keys=len(self._ring.keys), connections_ended=len(revoked_peers))
+        log.info("keys reloaded", keys=len(self._ring.keys), connections_ended=len(revoked_peers))
 
 
 class Peer:
@@ -209,7 +211,7 @@ class Peer:
     def authenticate(self, message: wire.Message) -> bytes:
         """Authenticate the peer by its hello, and return the answer. Any other first message is refused."""
         if message.op != wire.OP_HELLO:
-            raise Unauthorized("hello: it must be the first message, and carry a key")
+            raise Unauthorized("hello: it must be the first message and have a key")
         self._peers.admit(self, self._peers.find(message.body))
         return b'{"shard":%d}' % self._peers.shard
 

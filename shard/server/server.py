@@ -1,7 +1,7 @@
 """Serves the sockets of a shard: accepts connections, and divides the memory for answers among them.
 
-Each connection has a task that reads (`connection.py`) and one that sends (`replies.py`). Replies that wait
-for the log are sent together after the committer's report that releases them.
+Each connection has a task that reads (`connection.py`) and one that sends (`outgoing_replies.py`). Replies
+that wait for the log are sent together after the committer's report that releases them.
 
 Bounds: unsent answers are bounded for each connection and for all of them (`answer_pool.py`). Connections
 with deferred requests take turns.
@@ -21,14 +21,14 @@ import trio
 
 from shard.engine import replies as engine_replies
 from shard.engine.engine import Engine
-from shard.server import replies
+from shard.server import outgoing_replies
 from shard.server.answer_pool import LINK_LIMITS, PEER_LIMITS, AnswerPool
 from shard.server.answer_times import AnswerTimes
 from shard.server.connection import Connection
+from shard.server.outgoing_replies import Replies
 from shard.server.peers import Peer, Peers
 from shard.server.pressure import ShardPressure
 from shard.server.recent_times import RecentTimes
-from shard.server.replies import Replies
 from shard.server.tickets import MessageTicket
 from streams.protocol.access.keys import Key
 from streams.protocol.payloads.appends import RecordLimits
@@ -185,7 +185,7 @@ class ShardServer:
 
     async def _keep_closing_stalled(self) -> None:
         while True:
-            await trio.sleep(replies.STALL_CHECK_S)
+            await trio.sleep(outgoing_replies.STALL_CHECK_S)
             for connection in list(self._connections):
                 connection.replies.close_if_stalled()
 

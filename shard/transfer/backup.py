@@ -71,7 +71,7 @@ class BadSignature(Exception):
 
 
 class ShardSource(NamedTuple):
-    """A shard to back up: a folder as `boxes.py` builds it, and the store of its segments.
+    """A shard to back up: a folder as `shard_folders.py` builds it, and the store of its segments.
 
     Segments from a cold store are copied through the folder.
     """

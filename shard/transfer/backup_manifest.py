@@ -2,7 +2,7 @@
 
     backups/<id>.json                     the manifest; written last: without it there is no backup
     backups/<id>.sig                      its ed25519 signature, if it was taken with a key
-    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `boxes.py` builds it, without
+    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `shard_folders.py` builds it, without
     backup-shards/<id>/shard-00/snapshot/…        segments
     backup-segments/7/<first seq>-<serial>-<digest>.seg   shared by all backups that need it
 

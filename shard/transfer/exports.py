@@ -34,8 +34,8 @@ from shard.core.machine import Machine
 from shard.core.outcome import Outcome
 from shard.storage.files import DiskLike, remove_tree
 from shard.storage.retention import Pins, names_in
-from shard.transfer.boxes import Parts, ShardBuilder, begin_parts, end_parts, servers_of
 from shard.transfer.move_hold import MoveHold
+from shard.transfer.shard_folders import Parts, ShardBuilder, begin_parts, end_parts, servers_of
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
 from streams.protocol.model.names import quote

@@ -3,7 +3,7 @@
 serve, config, completion             run a server; show its settings; shell completion
 boxes, records, queues, groups, routers, schedules, txns     the contents of a server
 status, top, doctor, bench            the state and the speed of a server
-archive, pipeline                     export and import of one box; Spark jobs
+ndjson_files, pipeline                export and import of one box; Spark jobs
 backup, restore, verify, repair, inspect, takeover      data directories
 contexts, contexts_file               names for servers
 
@@ -47,8 +47,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "router": ("streams.cli.routers", "Copy records from box to box, continuously."),
     "schedule": ("streams.cli.schedules", "Append records by cron or at an interval."),
     "txn": ("streams.cli.txns", "Show and clean up transactions."),
-    "export": ("streams.cli.archive:export", "Write the records of a box to an NDJSON file."),
-    "import": ("streams.cli.archive:import_", "Append the records of an NDJSON file to a box."),
+    "export": ("streams.cli.ndjson_files:export", "Write the records of a box to an NDJSON file."),
+    "import": ("streams.cli.ndjson_files:import_", "Append the records of an NDJSON file to a box."),
     "pipeline": ("streams.cli.pipeline", "Run Spark jobs over boxes: archive, backfill, replay, …"),
     "backup": ("streams.cli.backup", "Back up a server's data."),
     "restore": ("streams.cli.restore", "Restore a backup into an empty data directory."),

@@ -145,10 +145,10 @@ class _Repair:
 
         An intact shard that needs a correction is rebuilt too, so that all changes take effect at once.
         """
-        from shard.offline.clock import now_ms
         from shard.offline.repair import compare_shards
+        from shard.offline.system_clock import now_ms
         from shard.storage.files import ExaminedDisk
-        from shard.transfer.boxes import amend
+        from shard.transfer.shard_folders import amend
         from streams.cli.shardfolders import store_of
 
         at_ms = now_ms()
@@ -188,8 +188,8 @@ class _Repair:
             repairs[min(repairs)].notes.append(note)
 
     def _build(self, intent: Manifest, shards: list[int], targets: dict[int, str]) -> dict[int, RepairResult]:
-        from shard.offline.clock import now_ms
         from shard.offline.repair import CannotRepair, repair_shard
+        from shard.offline.system_clock import now_ms
         from shard.recovery.page_cache import page_cache_id
         from shard.storage.files import ExaminedDisk
         from streams.cli.shardfolders import cold_store

@@ -160,8 +160,8 @@ def _restore_objects(
     shards: int | None,
     as_json: bool,
 ) -> None:
-    from shard.offline.clock import now_ms
     from shard.offline.restore_objects import ObjectRestoreJob, shard_count
+    from shard.offline.system_clock import now_ms
     from shard.recovery.page_cache import page_cache_id
     from streams import progress
 
@@ -262,8 +262,8 @@ def _restore(
     shards: int | None,
     until_ms: int | None,
 ) -> RestoreResult:
-    from shard.offline.clock import now_ms
     from shard.offline.restore import RestoreJob
+    from shard.offline.system_clock import now_ms
     from shard.recovery.page_cache import page_cache_id
     from shard.transfer.backup import BackupStore
     from streams import progress

@@ -39,7 +39,7 @@ def _banner(supervisor: Supervisor) -> None:
         "pid": os.getpid(),
     }
     if config.log_format == "json":
-        structlog.get_logger().info("starting", **facts)
+        structlog.get_logger().info("server is starting", **facts)
         return
     click.echo(
         f"\n  streams {facts['version']}   {facts['url']}\n\n"

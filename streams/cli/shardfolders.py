@@ -18,8 +18,8 @@ from shard.recovery.page_cache import has_failed, page_cache_id
 from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
 from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import ShardSource
-from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import end_life, parts_of, read_shard
 from streams.cli import output
 from streams.cli.shardlinks import ShardExports
 from streams.config import Config
@@ -91,7 +91,7 @@ def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[
 
 @contextmanager
 def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
-    from shard.offline.clock import now_ms
+    from shard.offline.system_clock import now_ms
 
     disk = Disk()
     folders = [f"{directory.path / name}/export" for name in manifest.directories]

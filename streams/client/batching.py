@@ -80,7 +80,7 @@ class PendingBatch(Generic[F]):
             if index < end:
                 return outcome + index - start if isinstance(outcome, int) else outcome
             start = end
-        raise LookupError(f"record {index} is not settled")
+        raise LookupError(f"record {index} is not acknowledged yet")
 
 
 class Backlog(Generic[F]):

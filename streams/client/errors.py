@@ -103,7 +103,9 @@ def _error_of_a_stranger(status: int, body: bytes, url: str) -> StreamsError:
     """A proxy on the way answered, or it is no server of ours at all."""
     text = f"{url} answered {status} with {body[:80]!r}, which is not JSON of a streams server"
     if status in (502, 504):
-        return AnswerLost(f"{text}; something between here and the server gave up", status=status)
+        return AnswerLost(
+            f"{text}; a proxy between this client and the server may have timed out", status=status
+        )
     if status in (429, 503):
         return Busy(text, status=status)
     return NotAnAnswer(f"{text}; is this the right address?", status=status)

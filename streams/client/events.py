@@ -1,10 +1,10 @@
-"""Server-sent events out of bytes, however the bytes are cut. Pure."""
+"""Parses server-sent events from bytes that arrive in pieces of any size. Pure."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The largest frame a server sends is 8 MiB of records in one line; what is longer is no event stream.
+#: The largest event of a server is one line with 8 MiB of records; a much longer line is no event stream.
 EVENT_BYTES_MAX = 64 << 20
 
 
@@ -15,7 +15,7 @@ class Event(NamedTuple):
 
 
 class EventReader:
-    """`feed` bytes, get the events they complete. Comments (heartbeats) and `retry` lines give none."""
+    """`feed` takes bytes and returns the events that they complete. Comments and `retry` are skipped."""
 
     __slots__ = ("_data", "_id", "_name", "_rest")
 

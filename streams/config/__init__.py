@@ -1,13 +1,13 @@
 """The table of settings: source of environment variables, flags, `--help`, `streams config` and the docs.
 
-setting    one setting: its kind, how its text is parsed and how its value is shown
-table      `Config`: every setting with its default, limits and help
-loading    builds a `Config` from an environment and flags
-serving    checks whether a server may start with these settings
-child      arguments that a supervisor passes to its shards and gateways
+setting     one setting: its kind, how its text is parsed and how its value is shown
+table       `Config`: every setting with its default, limits and help
+loading     builds a `Config` from an environment and flags
+serving     checks whether a server may start with these settings
+child_args  arguments that a supervisor passes to its shards and gateways
 """
 
-from streams.config.child import (
+from streams.config.child_args import (
     CHILD_CONFIG_VARIABLE,
     COLD_STORE_FAILED,
     KILLED_AT_THE_END,

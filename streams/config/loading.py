@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from streams.config.child import CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE
+from streams.config.child_args import CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE
 from streams.config.setting import PREFIX, ConfigError
 from streams.config.table import SETTINGS, Config
 

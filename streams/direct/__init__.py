@@ -3,7 +3,7 @@ data pipeline on the server's machine. No event loop is needed.
 
     links.py                one connection to one shard
     shard_connections.py    connections to all shards, placement of boxes, retries
-    writer.py               `ShardWriter`: appends as over HTTP
+    shard_writer.py         `ShardWriter`: appends as over HTTP
     shards.py               `Shards`: many boxes and many records at a time, transactions
     runs.py                 pages of a scan: runs of stored records
     parcels.py              `Parcel`: the rows of one task in a transaction, with several messages in flight
@@ -12,8 +12,8 @@ data pipeline on the server's machine. No event loop is needed.
 from streams.direct.links import BoxMoved
 from streams.direct.parcels import Parcel
 from streams.direct.runs import Run, ScanPage
+from streams.direct.shard_writer import ShardWriter
 from streams.direct.shards import Shards
-from streams.direct.writer import ShardWriter
 from streams.protocol.messages.bulk import (
     BoxPosition,
     BoxResult,

@@ -260,7 +260,7 @@ class Receiver:
                 or head_bytes > length - _AFTER_LENGTH
                 or total > self.message_bytes_max
             ):
-                raise WireError(f"message of {total} bytes with a head of {head_bytes} is not possible here")
+                raise WireError(f"a message of {total} bytes with a head of {head_bytes} bytes is not valid")
             if end - start < total:
                 break
             body_at = start + HEADER_BYTES + head_bytes

@@ -47,7 +47,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def environ(server: Server, tmp_path: Path) -> dict[str, str]:
-    """Of someone who has this server, these boxes and these names for servers."""
+    """The environment of a user with this server, these boxes and these contexts."""
     with streams.Client(server.url) as client:
         for router in client.routers():
             client.drop_router(router.router)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import streams
-from streams.cli import archive, output
+from streams.cli import ndjson_files, output
 from streams.direct import Shards, Txn, pack
 from streams.testing import Server, running_server
 from tests.support.commands import Ran, in_process
@@ -442,7 +442,7 @@ def test_an_import_whose_outcome_nobody_can_know_any_more_is_uncertain(
     ],
 )
 def test_a_note_that_no_import_wrote_is_refused(tmp_path: Path, text: str) -> None:
-    place = archive._Checkpoint(tmp_path / "in.ndjson", "box")
+    place = ndjson_files._Checkpoint(tmp_path / "in.ndjson", "box")
     place.path.write_text(text)
     with pytest.raises(output.Refusal, match="is not a valid import checkpoint"):
         place.load()
@@ -450,10 +450,10 @@ def test_a_note_that_no_import_wrote_is_refused(tmp_path: Path, text: str) -> No
 
 def test_a_note_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("as it was")
-    place = archive._Checkpoint(tmp_path / "in.ndjson", "box")
+    place = ndjson_files._Checkpoint(tmp_path / "in.ndjson", "box")
     place.path.with_name(place.path.name + ".new").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError):
-        place.save(archive._new_progress())
+        place.save(ndjson_files._new_progress())
     assert (tmp_path / "victim").read_text() == "as it was"
 
 

@@ -1,4 +1,4 @@
-"""Snapshot and follow: whoever restores has the state that all records make, however saving and reading
+"""Snapshot and follow: a client that restores has the state that all records make, however saving and reading
 interleave."""
 
 from __future__ import annotations

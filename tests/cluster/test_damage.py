@@ -83,11 +83,11 @@ def test_a_damaged_log_stops_its_shard_and_no_other(tmp_path: Path, killed: bool
         # The offset is that of the frame, whose head of 16 bytes and columns stand before the text.
         assert at - 200 < found["offset"] < at
         assert f"at byte {found['offset']}" in told["why"]
-        ready = log_lines(server.log_text(), "ready, but some shards do not serve")[0]
+        ready = log_lines(server.log_text(), "server ready, but some shards do not serve")[0]
         assert ready["missing"] == ["shard-00"]
         # Exit code 3: it was started once, and not again.
         assert sorted(server.shard_pids()) == [1]
-        assert log_lines(server.log_text(), "ended unexpectedly") == []
+        assert log_lines(server.log_text(), "process ended unexpectedly") == []
         assert server.terminate() == 0
     damaged = bytearray(before)
     damaged[at] ^= 1
@@ -123,7 +123,7 @@ def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(tmp_
     with running_server(tmp_path) as server:
         (told,) = log_lines(server.log_text(), "a snapshot is damaged; recovery used an older one")
         assert (told["path"], told["process"]) == (str(newest), "shard-00")
-        recovered = {line["process"]: line for line in log_lines(server.log_text(), "recovered")}
+        recovered = {line["process"]: line for line in log_lines(server.log_text(), "shard recovered")}
         assert recovered["shard-00"]["snapshot_lsn"] == int(older.stem)
         assert texts_of(server, DAMAGED) == ["first", "second"]
         Client(server.port).append(DAMAGED, "third")

@@ -156,7 +156,7 @@ def follow(alert: str, block: str, data_dir: Path) -> None:
 
 
 def test_a_hung_process_is_named_and_restarted_and_requests_to_it_fail_meanwhile(tmp_path: Path) -> None:
-    """SIGSTOP stands for a disk that hangs: the process is there, its sockets are open, nothing moves."""
+    """SIGSTOP simulates a disk that hangs: the process is there, its sockets are open, nothing moves."""
     with running_server(tmp_path / "data", shards=1, gateways=2, hang_ms=HANG_MS) as server:
         assert append(server, "orders", 1) == 201
         hung, hung_gateway = server.shard_pids()[0], server.gateway_pids()[1]
@@ -171,7 +171,7 @@ def test_a_hung_process_is_named_and_restarted_and_requests_to_it_fail_meanwhile
         until(lambda: server.gateway_pids().get(1) not in (None, hung_gateway))
         until(lambda: ask(server, "GET", "/v0/status")[1]["status"] == "ready")
         assert server.shard_pids()[0] != hung
-        killed = {line["child"] for line in logged(server, "hangs: it is killed")}
+        killed = {line["child"] for line in logged(server, "process hangs: killing")}
         assert killed == {"shard-00", "gateway-1"}
         assert ask(server, "GET", "/v0/boxes/orders/tail")[1]["head_seq"] >= 1
         status = ask(server, "GET", "/v0/status")[1]
@@ -200,7 +200,7 @@ def test_doctor_names_a_hung_shard_and_ends(tmp_path: Path) -> None:
         # The next step that is printed is to wait: here the disk comes back.
         until(lambda: ask(server, "GET", "/v0/ready")[0] == 200)
         assert wrong_now(server) == set()
-        assert logged(server, "sends heartbeats again")
+        assert logged(server, "process sends heartbeats again")
 
 
 def test_a_crash_loop_shows_although_the_shard_is_ready_at_each_look(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_crash_loop_shows_although_the_shard_is_ready_at_each_look(tmp_path: P
         assert_fires(before, found.metrics, tmp_path, "StreamsCrashLoop")
         # The next step is to look for this line, which has the cause.
         assert "`ended unexpectedly`" in found.checks["restarts"]["next_step"]
-        causes = [line["cause"] for line in logged(server, "ended unexpectedly")]
+        causes = [line["cause"] for line in logged(server, "process ended unexpectedly")]
         assert causes == ["SIGKILL"] * 3
         assert ask(server, "GET", "/v0/boxes/orders")[1]["count"] == 1
 
@@ -393,7 +393,7 @@ def test_keys_that_cannot_be_read_are_named_and_a_reload_takes_them_when_they_ca
         assert wrong_now(server, ADMIN) == set()
         keys.rename(aside)
         os.kill(server.pid, signal.SIGHUP)
-        until(lambda: logged(server, "the file of keys cannot be read"))
+        until(lambda: logged(server, "the key file cannot be read"))
         found = look(server, ADMIN)
         assert found.ready[0] == 200 and found.wrong == {"keys"}
         assert str(keys) in found.checks["keys"]["found"] and "SIGHUP" in found.checks["keys"]["next_step"]
@@ -407,5 +407,5 @@ def test_keys_that_cannot_be_read_are_named_and_a_reload_takes_them_when_they_ca
         assert refused.returncode == 2 and str(keys) in refused.stderr
         aside.rename(keys)
         os.kill(server.pid, signal.SIGHUP)
-        until(lambda: logged(server, "the file of keys can be read again"))
+        until(lambda: logged(server, "the key file can be read again"))
         assert wrong_now(server, ADMIN) == set()

@@ -197,7 +197,7 @@ def test_a_process_that_is_killed_takes_no_other_with_it(tmp_path: Path) -> None
         kill(gateways[0])
         eventually(lambda: server.gateway_pids().get(0, gateways[0]) != gateways[0])
         assert server.shard_pids()[1] == before[1]
-        ends = [(line["child"], line["cause"]) for line in log_lines(server, "ended unexpectedly")]
+        ends = [(line["child"], line["cause"]) for line in log_lines(server, "process ended unexpectedly")]
         assert ends == [("shard-00", "SIGKILL"), ("gateway-0", "SIGKILL")]
 
 
@@ -259,7 +259,7 @@ def test_sigterm_finishes_what_is_under_way_and_leaves_nothing_to_replay(tmp_pat
         assert (status, answer["first_seq"], answer["count"]) == (201, 1, 1)
         assert server.wait() == 0
     with running_server(tmp_path) as server:
-        recovered = log_lines(server, "recovered")
+        recovered = log_lines(server, "shard recovered")
         assert [line["frames"] for line in recovered] == [0, 0], "the last snapshot says it all"
         assert all(line["snapshot_lsn"] == line["lsn"] > 0 for line in recovered)
         check(server, writers)

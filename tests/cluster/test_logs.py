@@ -65,7 +65,7 @@ def test_no_line_has_a_payload_a_query_a_key_or_the_name_of_a_session(talkative:
 
 @pytest.mark.parametrize("log_format", ["json", "human"])
 def test_a_bug_is_logged_with_its_place_and_without_what_it_was_about(log_format: str) -> None:
-    """Method: the logger alone, told of a request that failed. What is in variables is nobody's business."""
+    """Method: the logger alone, told of a request that failed. The values of variables must not appear."""
     code = f"""
 from gateway.http.edge_rules import bug
 from gateway.requests.request import Request

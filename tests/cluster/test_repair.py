@@ -1,5 +1,5 @@
 """Goal: `streams verify` says of a server's data, running or stopped, what is damaged and where; `streams
-repair` makes it whole, asks first, keeps the damaged files, and readers are told what is lost.
+repair` makes it whole, asks first, keeps the damaged files, and readers see what is lost.
 
 Method: real servers and the real command line; bytes of every kind of file are changed.
 """

@@ -121,7 +121,7 @@ def world(server: Server) -> Any:
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_router_that_was_registered_is_tied_in_the_end(world: World, steps: int) -> None:
-    """§6.1: whoever made it died after so many ties."""
+    """§6.1: the gateway that created it died after this many endpoints were attached."""
     router = world.register("half-made")
     if steps >= 1:
         world.tie_dest(router)
@@ -135,7 +135,7 @@ def test_a_router_that_was_registered_is_tied_in_the_end(world: World, steps: in
 
 
 def test_a_router_that_was_dropped_is_untied_in_the_end(world: World) -> None:
-    """§6.4: whoever deleted it died before both ends were untied."""
+    """§6.4: the gateway that deleted it died before both endpoints were detached."""
     world.put("half-gone")
     found = world.shards[0].ask(routers.GetRouter("half-gone"), routers.GetRouterResult).router
     world.shards[0].ask(routers.DropRouter("half-gone", found.number), routers.GetRouterResult)

@@ -1,4 +1,4 @@
-"""Goal: whatever is killed, every destination holds every record of its sources once, in their order (§6.1).
+"""Goal: whichever process is killed, every destination has every record of its sources once, in order (§6.1).
 
 Method: a random graph of routers over four shards, chosen by a printed seed, in which a record reaches a box
 on one way only. Writers fill the boxes at its top while shards, the gateway and everything are killed with

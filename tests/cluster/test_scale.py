@@ -172,7 +172,7 @@ def test_a_box_many_times_the_cache_is_written_read_and_restarted_in_bounded_mem
         eventually(lambda: len(list(tmp_path.glob("shard-00/wal/*.wal"))) <= 16)
         server.kill()
     with serving(tmp_path) as server:
-        (recovered,) = log_lines(server.log_text(), "recovered")
+        (recovered,) = log_lines(server.log_text(), "shard recovered")
         replayed_bytes = recovered["mebibytes"] * MIB
         with watched(server) as again:
             assert read_all(server, "long") == records

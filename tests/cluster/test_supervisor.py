@@ -82,7 +82,7 @@ def test_gateways_end_before_shards_do(stand_ins: StandIns, events: Events) -> N
 def test_a_crashing_shard_is_started_again_and_each_time_later(stand_ins: StandIns, events: Events) -> None:
     with stand_ins({"shard-01": ["crash", "crash", "crash", "serve"]}) as server:
         assert events.take(6).count("shard-01 started") == 4
-        waits = [line["after_ms"] for line in log_lines(server, "ended unexpectedly")]
+        waits = [line["after_ms"] for line in log_lines(server, "process ended unexpectedly")]
         assert waits == [100, 200, 400]
 
 
@@ -95,7 +95,7 @@ def test_a_killed_child_is_replaced_and_the_others_are_left_alone(
         pids = {"shard-00": server.shard_pids(), "gateway-0": server.gateway_pids()}[name]
         os.kill(pids[0], signal.SIGKILL)
         assert events.next() == f"{name} started"
-        assert log_lines(server, "ended unexpectedly")[0]["cause"] == "SIGKILL"
+        assert log_lines(server, "process ended unexpectedly")[0]["cause"] == "SIGKILL"
         # The port kept listening: a connection made in between would have waited, not failed.
         socket.create_connection(("127.0.0.1", server.port)).close()
 
@@ -117,7 +117,7 @@ def test_a_shard_with_damaged_data_is_not_started_again_and_the_others_serve(
         (line,) = log_lines(server, "shard stopped")
         assert line["why"] == "the log is torn at byte 17"
         assert "shard-00" in line["next_step"]
-        assert log_lines(server, "ready, but some shards do not serve")[0]["missing"] == ["shard-00"]
+        assert log_lines(server, "server ready, but some shards do not serve")[0]["missing"] == ["shard-00"]
         assert sorted(server.shard_pids()) == [1]
         # Nobody will ever answer there, so a link is refused at once and does not wait.
         with socket.socket(socket.AF_UNIX) as link, pytest.raises(ConnectionRefusedError):
@@ -162,7 +162,10 @@ def test_a_server_that_is_stopped_before_it_was_ready_never_says_it_is(
         server.terminate()
         _, logged = server.communicate()
     assert server.returncode == 0
-    assert [json.loads(line)["event"] for line in logged.splitlines()] == ["stopping", "stopped"]
+    assert [json.loads(line)["event"] for line in logged.splitlines()] == [
+        "server is stopping",
+        "server stopped",
+    ]
 
 
 def test_a_child_that_does_not_end_in_time_is_killed(stand_ins: StandIns, events: Events) -> None:
@@ -175,7 +178,7 @@ def test_a_test_is_warned_of_a_server_that_had_to_be_killed_in_part(
     stand_ins: StandIns, events: Events
 ) -> None:
     with (
-        pytest.warns(UserWarning, match=r"killed in part\n(.|\n)*gateway-0"),
+        pytest.warns(UserWarning, match=r"had to be killed\n(.|\n)*gateway-0"),
         stand_ins({"gateway-0": ["stubborn"]}, drain_ms=1),
     ):
         pass

@@ -98,7 +98,7 @@ async def at_once(api, box, bodies):
 
 
 async def test_concurrent_writers_get_contiguous_seqs_that_nobody_shares(api, box):
-    """§3: each write is atomic, whoever else writes."""
+    """§3: each write is atomic, also beside other writers."""
     writes = [[f"{number}.{part}" for part in range(3)] for number in range(40)]
     bodies = [{"records": [{"data": data} for data in write]} for write in writes]
     answers = [api.ok(response, 200, 201) for response in await at_once(api, box, bodies)]

@@ -87,7 +87,7 @@ SCOPES_OF = {
     for method, path in zip(text.split()[::2], text.split()[1::2], strict=True)
 }
 
-#: A good body for each address whose body names boxes; `BOX` stands for the name that is tried.
+#: A good body for each address whose body names boxes; `BOX` is replaced by the name under test.
 BODIES = {
     ("PUT /v0/boxes/{box}", "dead_letter"): {"type": "queue", "dead_letter": "BOX"},
     ("POST /v0/boxes/{box}", "config.dead_letter"): {
@@ -145,7 +145,7 @@ def locked(fleet, combo):
 
 @pytest.fixture(params=["edge", "hypercorn"])
 def locked_h1(request, fleet):
-    """The same over HTTP/1.1 alone."""
+    """A client that speaks HTTP/1.1 only."""
     combo = next(combo for combo in COMBOS if combo.front == request.param and combo.protocol == "h1")
     server = fleet(combo.front, api_keys=KEYS, log="debug")
     with combo.client(server.url) as client:

@@ -64,7 +64,7 @@ def test_a_conditional_commit_loses_against_a_faster_one(api, box):
 
 
 def test_a_group_can_go_back(api, box):
-    """§10: whoever wants to read again commits an earlier cursor."""
+    """§10: a reader that wants to read again commits an earlier cursor."""
     api.append(box, 1, 2)
     api.commit(box, "g", 2)
     api.commit(box, "g", 0)

@@ -26,7 +26,7 @@ from schemathesis.checks import (
 
 from gateway.access.rules import RULES
 from gateway.api.openapi import document
-from gateway.api.operations import _LINES, EVENT_STREAM, OPERATIONS
+from gateway.api.openapi_operations import _LINES, EVENT_STREAM, OPERATIONS
 from gateway.requests.errors import NOT_IN_V0, STATUS_OF
 from streams.protocol.messages.bodies import NewRecord
 from streams.protocol.payloads.appends import _FullRecord
@@ -50,7 +50,7 @@ NAMES = {
     "group": ("fuzz.group", "fuzz.made-group"),
     "seq": (1, 7),
 }
-#: The same for bodies.
+#: Names in bodies, as above for paths.
 MEMBERS = {
     "source": ("fuzz.log",),
     "dest": ("fuzz.copy", "fuzz.made"),

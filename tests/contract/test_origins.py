@@ -90,7 +90,7 @@ def test_more_names_can_be_allowed(named):
 
 
 def test_a_page_of_another_origin_takes_no_job(api, box):
-    """Not by `fetch` without CORS, `<img>` or EventSource: to ask is to lease, whoever reads the answer."""
+    """Not by `fetch` without CORS, `<img>` or EventSource: such a request would lease a job."""
     api.put(box, type="queue")
     api.append(box, 1)
     for headers in (

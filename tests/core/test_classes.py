@@ -1,4 +1,4 @@
-"""Goal: nothing is told before the promise of its class is kept: staged, logged, durable, visible (§1.1).
+"""Goal: no reply goes before the promise of its class is kept: staged, logged, durable, visible (§1.1).
 
 Method: writes are staged and then `logged` and `durable` are reported by hand, one after the other.
 """
@@ -162,7 +162,7 @@ def test_a_refusal_waits_for_what_it_rests_on() -> None:
 
 
 def test_an_answer_that_a_box_is_gone_waits_for_its_deletion() -> None:
-    """Failed before: a repeated DELETE and a listing told of a deletion that could still vanish."""
+    """Failed before: a repeated DELETE and a listing reported a deletion that could still vanish."""
     driver = settled("disk")
     assert told(driver.do(commands.DeleteBox("b"))) == (driver.machine.lsn, True)
     for command in (commands.GetState("b"), commands.DeleteBox("b"), commands.ListBoxes()):

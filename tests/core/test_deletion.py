@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.boxes import box_log as log_module
 from shard.core.boxes import deletion
-from shard.core.boxes import log as log_module
 from shard.core.boxes.sealed import TagsNotLoaded
 from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.upkeep import SealPolicy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shard.core.machine import Outcome
-from shard.core.watch.pages import durable_seq
+from shard.core.watch.watch_pages import durable_seq
 from streams.protocol.errors import BoxNotFound, InvalidRequest
 from streams.protocol.messages import commands, requests
 from streams.protocol.messages.commands import Follow, FollowResult

@@ -10,7 +10,7 @@ from unittest.mock import patch as replaced
 
 import pytest
 
-from shard.core.boxes import log
+from shard.core.boxes import box_log
 from shard.core.machine import Machine
 from shard.core.routers import copy_sources as origins
 from shard.core.routers import outbox
@@ -71,7 +71,7 @@ def record(number: int) -> bytes:
 def test_a_source_is_told_of_copies_in_a_disk_box_when_they_are_synced_and_readers_have_them_before(
     dest: Driver,
 ) -> None:
-    """A source that was told never looks again, and a power cut takes what was only logged."""
+    """A source with a confirmation never sends again, and a power cut takes what was only logged."""
     dest.put("to", durability="disk")
     dest.append(0, box="to")  # reserves seqs, which waits for the disk itself
     dest.sync()
@@ -250,7 +250,7 @@ def test_a_loss_that_is_not_durable_yet_is_not_told_yet(dest: Driver) -> None:
 
 
 def test_holes_are_bounded_and_the_oldest_passes_its_count_on(dest: Driver) -> None:
-    with replaced.object(log, "HOLES_MAX", 2):
+    with replaced.object(box_log, "HOLES_MAX", 2):
         for number in range(1, 4):
             dest.ask(Forward(head(bind=True, after=number - 1, upto=number, lost=number), record(number)))
         first = dest.read(0, box="to")
@@ -684,7 +684,7 @@ def test_a_parcel_that_is_full_between_two_stretches_ends_there(source: Driver, 
 def test_an_outbox_must_say_what_it_sends() -> None:
     bare = Outbox(source="a", origin="o", dest="b", generation=1, position=0)
     with pytest.raises(NotImplementedError):
-        bare.recreate(log.Log(), 2)
+        bare.recreate(box_log.BoxLog(), 2)
     with pytest.raises(NotImplementedError):
         bare.look(0, 1)
     with pytest.raises(NotImplementedError):

@@ -1,4 +1,4 @@
-"""Goal: a group is as durable as a write, and nobody is told of a commit that may yet vanish (§10)."""
+"""Goal: a group is as durable as a write, and no client sees a commit that may still be lost (§10)."""
 
 from __future__ import annotations
 

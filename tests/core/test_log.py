@@ -1,6 +1,6 @@
 """Goal: positions, floors, gaps and totals of one box are exact through any mix of losses.
 
-Method: a `Log` alone, with small batches; `check()` after each step. Random mixes are in `tests/model`.
+Method: a `BoxLog` alone, with small batches; `check()` after each step. Random mixes are in `tests/model`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import pytest
 from pyroaring import BitMap64
 
 from shard.core.boxes import tail as tail_module
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from streams.protocol.model.records import Batch, render
 from tests.support.machines import columns
 
 SIZE = len(b'{"$seq":1,"$ts":100,"data":0}')
 
 
-def delete_before(log: Log, seq: int) -> int:
+def delete_before(log: BoxLog, seq: int) -> int:
     return log.delete_before(seq, cut_bytes=log.measure_before(seq))
 
 
-def evict_before(log: Log, seq: int, reason: str) -> int:
+def evict_before(log: BoxLog, seq: int, reason: str) -> int:
     cut_bytes, evicted_ts = log.measure_before(seq), log.newest_ts_before(seq)
     return log.evict_before(seq, reason, cut_bytes=cut_bytes, evicted_ts=evicted_ts)
 
 
-def delete_seqs(log: Log, seqs: BitMap64) -> int:
+def delete_seqs(log: BoxLog, seqs: BitMap64) -> int:
     live = BitMap64([seq for seq in seqs if log.is_live(seq)])
     return log.delete_seqs(live, log.measure_seqs(live))
 
@@ -34,9 +34,9 @@ def batch(first_seq: int, count: int, *, ts: int = 100) -> Batch:
     return render(columns(*range(count)), first_seq=first_seq, times=ts)
 
 
-def filled(*counts: int) -> Log:
+def filled(*counts: int) -> BoxLog:
     """A log of batches of these sizes, the first at ts 100, the next at 200, and so on."""
-    log = Log()
+    log = BoxLog()
     for index, count in enumerate(counts, 1):
         log.append(batch(log.head_seq + 1, count, ts=100 * index))
         log.check()
@@ -44,12 +44,12 @@ def filled(*counts: int) -> Log:
     return log
 
 
-def live(log: Log) -> list[int]:
+def live(log: BoxLog) -> list[int]:
     return [seq for seq in range(log.head_seq + 2) if log.is_live(seq)]
 
 
 def test_a_new_log_is_empty_and_says_where_it_would_begin() -> None:
-    log = Log()
+    log = BoxLog()
     log.check()
     assert (log.head_seq, log.earliest_seq, log.evict_floor, log.count, log.bytes) == (0, 1, 0, 0, 0)
     assert log.oldest is None and log.first_seq_at(5) == 1 and log.span_at(1) is None
@@ -273,7 +273,7 @@ def test_a_hole_is_skipped_for_ever_and_remembered() -> None:
 
 
 def test_holes_side_by_side_are_one() -> None:
-    log = Log()
+    log = BoxLog()
     log.lose(1, 4)
     assert log.earliest_seq == 5
     log.lose(5, 9)
@@ -306,7 +306,7 @@ def test_a_hole_is_forgotten_only_when_a_loss_beyond_it_is_told_anyway() -> None
 def test_batches_given_back_must_agree_with_the_snapshot() -> None:
     live_log = filled(3, 3)
     delete_seqs(live_log, BitMap64([2]))
-    log = Log()
+    log = BoxLog()
     log.head_seq, log.last_ts, log.earliest_seq = 6, 200, 1
     log.count, log.bytes, log.deleted_seqs = live_log.count, live_log.bytes, BitMap64([2])
     log.hydrate(batch(1, 3))

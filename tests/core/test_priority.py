@@ -1,4 +1,4 @@
-"""Who is served first under pressure (v0 §9): the formula, and that nobody is passed over for ever."""
+"""The order of delivery under pressure (v0 §9): the formula, and that nobody is passed over for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goal: a reader is told every loss it did not ask for, once, and none that somebody asked for (§4)."""
+"""Goal: a reader sees every loss that no client requested, once, and none that somebody asked for (§4)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def scan(driver: Driver, box: str = "b", **options: Any) -> ScanPage:
 
 
 def records_in(run: Run) -> list[dict[str, Any]]:
-    """As a reader gets them who asks for everything."""
+    """The records as a reader without a filter gets them."""
     found: list[dict[str, Any]] = []
     for seq, ts, node, tag, meta, data in zip(
         run.seq_list(), run.time_list(), run.node_list(), run.tag_list(), run.meta_list(), run.datas(),

@@ -1,4 +1,4 @@
-"""Goal: nobody can tell a sealed record from one in memory, whatever is asked, evicted, deleted or restarted.
+"""Goal: nobody can tell a sealed record from one in memory, after any request, eviction, delete or restart.
 
 Method: `Driver.seal` moves batches into segments whose payloads are then not in memory; every answer is
 compared with that of a twin which was never sealed. The random histories of `tests/model` do the same at

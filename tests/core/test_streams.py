@@ -271,7 +271,7 @@ def test_a_later_page_goes_on_where_the_first_one_ended(driver: Driver) -> None:
     assert (first.next_seq_num, first.is_full, first.tail_seq_num) == (2, True, 3)
     rest = read(driver, 2, begins=False, generation=first.generation)
     assert [record.seq_num for record in sequenced.records_of(rest.records)] == [2]
-    with pytest.raises(StreamNotFound, match="made anew"):
+    with pytest.raises(StreamNotFound, match="created again"):
         read(driver, 2, begins=False, generation=first.generation + 1)
 
 
@@ -366,7 +366,7 @@ def test_records_are_kept_for_ever_where_the_config_says_so(driver: Driver) -> N
 
 
 def test_marks_of_time_stay_few(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "_MARKS_MAX", 8)
+    monkeypatch.setattr(stream_module, "_PERIODS_MAX", 8)
     driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=0), Spec()))
     for index in range(40):
         append(driver, b"a")

@@ -12,8 +12,8 @@ import random
 import pytest
 
 from shard.core.boxes.box import Box
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.holes import Hole
-from shard.core.boxes.log import Log
 from shard.core.boxes.offline_edits import (
     add_holes,
     cut_after,
@@ -162,12 +162,12 @@ def test_a_lost_beginning_is_told_too() -> None:
 
 
 def test_holes_are_kept_in_order_and_neighbours_are_one() -> None:
-    log = Log()
+    log = BoxLog()
     log.holes = [Hole(10, 20), Hole(40, 40)]
     add_holes(log, [(30, 31), (21, 25), (1, 1), (39, 39), (2**40, 2**41)])
     found = [(hole.first_seq, hole.last_seq) for hole in log.holes]
     assert found == [(1, 1), (10, 25), (30, 31), (39, 40), (2**40, 2**41)]
-    empty = Log()
+    empty = BoxLog()
     add_holes(empty, [])
     assert empty.holes == []
 

@@ -16,7 +16,7 @@ from shard.core.transactions import commits
 from shard.core.transactions import handlers as committing
 from shard.core.transactions import state as txn
 from shard.core.transactions.unrendered import NotRendered
-from shard.transfer.boxes import parts_of
+from shard.transfer.shard_folders import parts_of
 from streams.protocol.access.grants import ADMIN, ALL, READ, WRITE, Grant
 from streams.protocol.errors import (
     BatchTooLarge,

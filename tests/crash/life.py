@@ -133,7 +133,7 @@ class _Turn:
 
 
 class _InlineFetcher(Fetcher):
-    """Reads at once, in the thread of whoever asks."""
+    """Reads at once, in the thread of the caller."""
 
     def _submit(self, is_cold: bool, work: Callable[[], None]) -> None:
         work()
@@ -551,7 +551,7 @@ def payload_of(span: Span, store: SegmentStore) -> Batch:
 
 
 def columns(datas: Iterable[dict[str, object]]) -> Columns:
-    """Records to write, whose tag and node are told by their data, so that a reader can be held to it."""
+    """Records to write, whose tag and node follow from their data, so that a reader can be held to it."""
     records = [{"data": data, "tag": data["tag"], "node": data["node"]} for data in datas]
     return parse_append(json.dumps({"records": records}).encode(), RecordLimits()).columns
 

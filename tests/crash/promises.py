@@ -1,4 +1,4 @@
-"""What clients of one shard were told, and what a later life must therefore show them.
+"""The replies that clients of one shard got, and what a later run must therefore show them.
 
 A naive second bookkeeping, kept from commands and replies. From the machine it takes two things only: the lsn
 of each change, which tells which commands a crash left in the log, and the generation of a box. It never asks

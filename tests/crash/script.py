@@ -146,7 +146,7 @@ class Script:
             self.append_with_key(box)
 
     def again(self, box: str, key: str) -> commands.Reply | StreamsError:
-        """The same key with another body: the key is the identity."""
+        """Repeats a key with another body: only the key identifies a request."""
         return self.life.submit(commands.Append(box=box, columns=self.columns(1), idempotency_key=key))
 
     def read(self, box: str) -> None:

@@ -18,8 +18,8 @@ from shard.storage.cold import FolderCold
 from shard.storage.files import remove_tree
 from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import BackupStore, ShardSource
-from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import end_life, parts_of, read_shard
 from streams.protocol.model.slots import SLOTS
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, all_contents, contents, write_folder

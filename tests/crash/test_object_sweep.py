@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from shard.core.machine import Machine
-from shard.storage.cold.objects import ObjectCold
+from shard.storage.cold.object_store import ObjectCold
 from shard.storage.files import Disk
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import commands, queues
@@ -169,7 +169,7 @@ async def lose_at(tmp_path: Path, store: FaultyStore, seed: int, *, dies_at: int
     lost = Script(random.Random(0))
     lost.known, lost.open = dict(script.known), dict(script.open)
     lost.check(machine)
-    # The same disk starts again: what it had not put there yet, it puts there now.
+    # Starts the shard again on this disk: it uploads the changes that it had not uploaded yet.
     async with living(shard, alive, stops=False, compact_objects=8) as life:
         with trio.fail_after(60):
             while life.machine.uploading.has_work:  # noqa: ASYNC110 (there is no event to wait for)

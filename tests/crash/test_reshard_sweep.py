@@ -1,5 +1,5 @@
 """Goal: a move of all boxes to other shards that is cut short at any operation of the disk loses nothing and
-doubles nothing: the old folders are as they were, and to do it again comes to the same.
+doubles nothing: the old folders are as they were, and a repeated run has the same result.
 
 Method: two old shards with random histories on the fault disk; the move is stopped before, midway and after
 an operation, by a kill or a power cut. Then what a start would do is done: what the attempt left is removed,

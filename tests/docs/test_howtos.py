@@ -101,6 +101,6 @@ def test_keys_are_written_used_and_rotated_as_typed(server: Server, tmp_path: Pa
         assert statuses(run(used, guarded, tmp_path, KEY=secrets[-1])) == ["200"]
         keys.write_text(example + "N3w1-example-operator\n")
         run(rotated, guarded, tmp_path)
-        eventually(lambda: "keys read again" in guarded.log_text())
+        eventually(lambda: "keys reloaded" in guarded.log_text())
         curl = next(line for line in used.splitlines() if line.startswith("curl"))
         assert statuses(run(curl, guarded, tmp_path, KEY="N3w1-example-operator")) == ["200"]

@@ -625,7 +625,7 @@ async def test_an_exchange_that_ends_before_its_input_costs_the_others_nothing(f
         client = await H2Client.connect(running)
         await client.request("POST", "/v1/", [("content-type", SESSION_TYPE)], ends=False)
         assert await client.status_of(1) == b"200"
-        for _ in range(50):  # More than there is room for on the way to whoever would take it.
+        for _ in range(50):  # More than there is room for on the way to the handler.
             client.connection.send_data(1, b"input")
         await client.flush()
         await trio.testing.wait_all_tasks_blocked()

@@ -19,7 +19,7 @@ from gateway.admission.append_limiter import (
     PageWindow,
 )
 from gateway.admission.request_scheduler import RequestScheduler
-from gateway.s2.messages import Input, InputRecord
+from gateway.s2.record_formats import Input, InputRecord
 from gateway.s2.shard_calls import PostedAppend, ShardCalls
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link, OnAnswer
@@ -309,7 +309,7 @@ def noting_dispatch(used: list[str]) -> Dispatch:
 async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Inputs of a session reach the shard in their order, whoever waits meanwhile."""
+    """Inputs of a session reach the shard in their order, whichever requests wait meanwhile."""
     link = Link(0, "nowhere")
     dispatch = Dispatch(even(1), [link], LIMITS)
     limiter = dispatch.append_limiters[0] = narrow()

@@ -1,5 +1,5 @@
 """Goal: idle connections shut nobody out. Method: a front with room for few, more clients than that, on real
-sockets; who is answered and who is closed is counted."""
+sockets; answered and closed connections are counted."""
 
 from __future__ import annotations
 

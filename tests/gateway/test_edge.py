@@ -117,7 +117,7 @@ async def test_a_pipelining_client_is_read_no_faster_than_it_is_answered():
 
 
 async def test_a_client_that_was_told_to_wait_is_not_read_before():
-    """v0 §9: whoever comes back at once would cost as much in refusals as it was refused for."""
+    """v0 §9: a client that comes back at once would cost as much in refusals as it was refused for."""
     handled_s: list[float] = []
 
     async def handler(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Goal: the core answers exactly what the contract says, whatever is asked in whatever order.
+"""Goal: the core answers exactly what the contract says, for any commands in any order.
 
 Method: one random history is given to the machine and to the naive model of `tests/support/model.py`; replies
 are compared as bytes and numbers. `logged` and `durable` arrive late and at random, so that most of the
@@ -700,7 +700,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
 
 
 class WithFewSeqsReserved(CoreAgainstModel):
-    """The same with so few seqs reserved that disk boxes keep running into their ceiling."""
+    """Runs the model with so few reserved seqs that disk boxes keep running into their ceiling."""
 
     def __init__(self) -> None:
         super().__init__()

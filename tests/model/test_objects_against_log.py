@@ -26,8 +26,8 @@ from shard.offline.restore_objects import ReplayResult, replay
 from shard.storage import object_log
 from shard.storage.files import Corrupt
 from shard.storage.object_log import LogName, ObjectLog
-from shard.transfer.boxes import Parts
-from shard.transfer.boxes import parts_of as parts_of_machine
+from shard.transfer.shard_folders import Parts
+from shard.transfer.shard_folders import parts_of as parts_of_machine
 from streams.protocol.model.records import Batch
 from tests.support import machines
 from tests.support.machines import Driver, facts_of, random_command, recovered, sampled

@@ -173,7 +173,7 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
             self.losses_are_told(name, lost)
 
     def losses_are_told(self, name: str, lost: list[int]) -> None:
-        """A reader from the start gets every live record, and is told of every one that is lost."""
+        """A reader from the start gets every live record, and a tombstone for every one that is lost."""
         told: set[int] = set()
         got: list[int] = []
         log = self.machine.boxes[name].log

@@ -1,4 +1,4 @@
-"""Goal: through real log files and snapshots, recovery comes to what the live machine was.
+"""Goal: through real log files and snapshots, recovery rebuilds the state of the live machine.
 
 Method: random histories are written with `Wal` and `Snapshots` (small files, so that they rotate) and
 recovered by `shard.recovery.recovery.recover`, on the disk of this machine and on the fault disk.

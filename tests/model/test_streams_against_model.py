@@ -1,4 +1,4 @@
-"""Goal: whatever is done to a stream, in whatever order, with seals, restarts and power cuts in between, its
+"""Goal: for any operations on a stream, in any order, with seals, restarts and power cuts in between, its
 readers see what a list would show, and nothing that was acked is ever missing (s2 §11, §14, §15).
 
 Method: a hypothesis state machine beside a list. The model knows records by their numbers; what is to go by

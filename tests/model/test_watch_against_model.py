@@ -1,5 +1,5 @@
 """Goal: whatever happens to boxes and to a watcher, what it has received, with its tombstones, is what it was
-owed (§7): every record once and in order, every loss told, nothing of a dead life taken for the living one.
+owed (§7): every record once and in order, every loss reported, no state of a dead process used later.
 
 Method: real machines, real feeds, streams and sessions, no sockets and no clock but the test's. A client is
 modelled as what a browser does: it keeps what it has read, and comes back with the id it has read last; what
@@ -370,6 +370,6 @@ def test_what_a_watcher_received_is_what_it_was_owed(limit: int, seed: int) -> N
 )
 @settings(sampled(40))
 def test_short_histories_too(steps: list[Step]) -> None:
-    """The same, for the sake of a small example when it fails."""
+    """As above, with a small example if it fails."""
     clock = trio.testing.MockClock()
     trio.run(play, steps, 3, clock, clock=clock)

@@ -116,7 +116,7 @@ def test_two_secrets_may_share_an_id_when_they_are_the_same_key() -> None:
     ring, _ = parse_ring(entries_of_list(f"{SECRET}:rw:in. id=one boxes=3,{SECRET}2:rw:in. id=one boxes=3"))
     assert [key.id for key in ring.keys] == ["one", "one"]
     for other in ("id=one boxes=4", "id=one"):
-        with pytest.raises(MalformedKey, match=r"^entry 2: an entry before it has the same id"):
+        with pytest.raises(MalformedKey, match=r"^entry 2: an earlier entry has the same id"):
             parse_ring(entries_of_list(f"{SECRET} id=one boxes=3,{SECRET}2 {other}"))
 
 
@@ -131,7 +131,7 @@ def test_default_limits_are_for_keys_with_prefixes_and_an_entry_overrides_them()
 
 
 def test_a_secret_stands_in_one_entry_only() -> None:
-    with pytest.raises(MalformedKey, match=r"^entry 2: an entry before it has the same secret"):
+    with pytest.raises(MalformedKey, match=r"^entry 2: an earlier entry has the same secret"):
         parse_ring(entries_of_list(f"{SECRET}:r, {SECRET}:w"))
 
 

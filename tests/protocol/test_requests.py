@@ -1,4 +1,4 @@
-"""Goal: every op is understood and every complaint names its field; replies are worded as the contract says.
+"""Goal: every op is understood and every complaint names its field; replies have the fields of the contract.
 
 Method: messages as a gateway sends them go through `decode_command`; replies through `encode_reply`.
 """

@@ -68,7 +68,7 @@ class Client:
         return answer
 
     def on(self, server: Server) -> Client:
-        """The same basin on another server, or on this one after a restart."""
+        """A client of this basin on another server, or on this one after a restart."""
         return Client(server.url, self.basin)
 
 

@@ -1,5 +1,5 @@
 """Goal: appends that are on their way have a bound, are let in in the order of coming, and lose no permit,
-whatever becomes of who waits."""
+whatever happens to waiting sessions."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.s2 import frames
+from gateway.s2 import session_frames
 from streams.testing import Server, running_server
 from tests.s2.conftest import Client
 from tests.support.duplex import Duplex
@@ -215,6 +215,6 @@ def test_a_server_that_stops_advises_a_session_to_leave_and_ends_one_that_stays(
 def test_compressed_frames_are_read_over_http_1(stream: Client) -> None:
     plain = given(b"z" * 5000)
     with session(stream) as connection:
-        connection.send(frames.frame(plain[4:], codec=frames.ZSTD), ends=True)
+        connection.send(session_frames.frame(plain[4:], codec=session_frames.ZSTD), ends=True)
         assert len(Frames(connection.answered()).regular) == 1
     assert stream.bodies() == ["z" * 5000]

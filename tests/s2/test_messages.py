@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.requests.s2_errors import STATUS_OF, S2Error, to_s2_error
-from gateway.s2 import frames, messages
-from gateway.s2.messages import Input, InputRecord
+from gateway.s2 import record_formats, session_frames
+from gateway.s2.record_formats import Input, InputRecord
 from streams.protocol import errors
 from streams.protocol.messages.s2 import AppendStreamReply
 from streams.protocol.model import sequenced
@@ -36,12 +36,14 @@ def code_of(call: object, *arguments: object, **options: object) -> str:
 
 
 def test_a_batch_is_read_as_it_is_on_the_wire() -> None:
-    one = messages.input_from_protobuf(bytes.fromhex("0a041a026869"))
+    one = record_formats.input_from_protobuf(bytes.fromhex("0a041a026869"))
     assert (one.tails, one.match_seq_num, one.fencing_token) == ([sequenced.tail_of([], b"hi")], None, None)
-    fence = messages.input_from_protobuf(bytes.fromhex("0a1008001207120566656e63651a03746f6b10001a00"))
+    fence = record_formats.input_from_protobuf(bytes.fromhex("0a1008001207120566656e63651a03746f6b10001a00"))
     assert (fence.fence, fence.match_seq_num, fence.fencing_token) == ("tok", 0, "")
     assert fence.times == array("q", [0])
-    trim = messages.input_from_protobuf(b"\x0a\x12" + bytes.fromhex("120612047472696d1a080000000000000005"))
+    trim = record_formats.input_from_protobuf(
+        b"\x0a\x12" + bytes.fromhex("120612047472696d1a080000000000000005")
+    )
     assert (trim.trims, trim.command_indexes) == ([(0, 5)], {0})
 
 
@@ -71,35 +73,38 @@ def test_a_batch_of_bodies_is_read_in_stretches_as_it_is_field_by_field(
         return {name: getattr(found, name) for name in Input.__slots__}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "_plain_input", lambda _: None)
-        expected = outcome(messages.input_from_protobuf)
-    assert outcome(messages.input_from_protobuf) == expected
+        patch.setattr(record_formats, "_plain_input", lambda _: None)
+        expected = outcome(record_formats.input_from_protobuf)
+    assert outcome(record_formats.input_from_protobuf) == expected
 
 
 @pytest.mark.parametrize("text", ["0a85001a02686922", "0a041a82006869", "0a051a8200686920"])
 def test_a_batch_with_numbers_that_are_too_long_is_not_read_in_stretches(text: str) -> None:
-    assert messages._plain_input(bytes.fromhex(text)) is None
+    assert record_formats._plain_input(bytes.fromhex(text)) is None
 
 
 def test_an_ack_has_all_its_positions_even_when_they_are_zero() -> None:
     assert (
-        messages.ack_as_protobuf(AppendStreamReply(0, 1000, 1, 1000)).hex()
+        record_formats.ack_as_protobuf(AppendStreamReply(0, 1000, 1, 1000)).hex()
         == "0a0310e8071205080110e8071a05080110e807"
     )
-    assert messages.ack_as_protobuf(AppendStreamReply(0, 0, 0, 0)).hex() == "0a0012001a00"
+    assert record_formats.ack_as_protobuf(AppendStreamReply(0, 0, 0, 0)).hex() == "0a0012001a00"
 
 
 def test_a_heartbeat_is_a_batch_of_nothing_but_the_tail() -> None:
-    assert frames.frame(messages.batch_as_protobuf(b"", (1, 1000))).hex() == "000008001205080110e807"
-    assert messages.batch_as_protobuf(b"", (0, 0)).hex() == "1200"
+    assert (
+        session_frames.frame(record_formats.batch_as_protobuf(b"", (1, 1000))).hex()
+        == "000008001205080110e807"
+    )
+    assert record_formats.batch_as_protobuf(b"", (0, 0)).hex() == "1200"
     record = sequenced.entry(0, 1000, sequenced.tail_of([(b"k", b"v")], b"hi"))
-    found = frames.frame(messages.batch_as_protobuf(record, None))
+    found = session_frames.frame(record_formats.batch_as_protobuf(record, None))
     assert found.hex() == "000012000a0f10e8071a060a016b12017622026869"
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x05x", b"\x0a\x02\x1a\x05", b"\x1a\x01\xff", b"\x08\xff"])
 def test_what_is_no_batch_is_bad_proto(data: bytes) -> None:
-    assert code_of(messages.input_from_protobuf, data) == "bad_proto"
+    assert code_of(record_formats.input_from_protobuf, data) == "bad_proto"
 
 
 @sampled(40)
@@ -125,7 +130,7 @@ def test_any_batch_is_read_as_it_was_written(
             record += b"\x12" + sequenced.varint(len(header)) + header
         record += b"\x1a%b%b" % (sequenced.varint(len(body)), body)
         data += b"\x0a" + sequenced.varint(len(record)) + record
-    found = messages.input_from_protobuf(data)
+    found = record_formats.input_from_protobuf(data)
     assert found.tails == [sequenced.tail_of(headers, body) for _, headers, body in records]
     if any(time is not None for time, _, _ in records):
         assert list(found.times) == [-1 if time is None else time for time, _, _ in records]
@@ -179,11 +184,11 @@ def test_the_largest_batch_is_taken() -> None:
 
 
 def test_json_and_base64_say_the_same() -> None:
-    raw = messages.input_from_json(
+    raw = record_formats.input_from_json(
         b'{"records":[{"timestamp":5,"headers":[["k","v"]],"body":"hi"},{}],"match_seq_num":3}',
         is_base64=False,
     )
-    coded = messages.input_from_json(
+    coded = record_formats.input_from_json(
         b'{"records":[{"timestamp":5,"headers":[["aw==","dg=="]],"body":"aGk="},{}],"match_seq_num":3}',
         is_base64=True,
     )
@@ -205,7 +210,7 @@ def test_json_and_base64_say_the_same() -> None:
     ],
 )
 def test_json_that_is_not_a_batch_is_refused(body: bytes, is_base64: bool, code: str) -> None:
-    assert code_of(messages.input_from_json, body, is_base64=is_base64) == code
+    assert code_of(record_formats.input_from_json, body, is_base64=is_base64) == code
 
 
 def test_a_batch_as_json_leaves_out_what_is_empty() -> None:
@@ -216,13 +221,13 @@ def test_a_batch_as_json_leaves_out_what_is_empty() -> None:
         )
     )
     records = list(sequenced.records_of(text))
-    assert json.loads(messages.batch_as_json(records, None, is_base64=True)) == {
+    assert json.loads(record_formats.batch_as_json(records, None, is_base64=True)) == {
         "records": [
             {"seq_num": 7, "timestamp": 5, "headers": [["aw==", "/w=="]], "body": "YQ=="},
             {"seq_num": 8, "timestamp": 5},
         ]
     }
-    raw = json.loads(messages.batch_as_json(records, (9, 5), is_base64=False))
+    raw = json.loads(record_formats.batch_as_json(records, (9, 5), is_base64=False))
     assert raw["records"][0]["headers"] == [["k", "�"]]
     assert raw["tail"] == {"seq_num": 9, "timestamp": 5}
 
@@ -232,17 +237,17 @@ def test_a_batch_as_json_leaves_out_what_is_empty() -> None:
 
 def test_a_terminal_frame_carries_a_status_and_the_body_of_the_answer() -> None:
     error = to_s2_error(errors.SeqMismatch("", next_seq=1))
-    assert frames.terminal(error).hex() == "000019" + "80" + "019c" + b'{"seq_num_mismatch":1}'.hex()
+    assert session_frames.terminal(error).hex() == "000019" + "80" + "019c" + b'{"seq_num_mismatch":1}'.hex()
 
 
-@pytest.mark.parametrize("codec", [frames.NONE, frames.ZSTD, frames.GZIP])
+@pytest.mark.parametrize("codec", [session_frames.NONE, session_frames.ZSTD, session_frames.GZIP])
 @pytest.mark.parametrize("size", [0, 1, 1023, 100_000])
 def test_frames_come_back_whatever_they_are_cut_into(codec: int, size: int) -> None:
     bodies = [b"x" * size, b"second"]
-    data = b"".join(frames.frame(body, codec=codec, advises_reconnect=True) for body in bodies)
-    assert bool(data[3] >> 5) == (codec != frames.NONE and size >= 1024)
+    data = b"".join(session_frames.frame(body, codec=codec, advises_reconnect=True) for body in bodies)
+    assert bool(data[3] >> 5) == (codec != session_frames.NONE and size >= 1024)
     for step in (1, 7, len(data)):
-        receiver = frames.FrameReceiver()
+        receiver = session_frames.FrameReceiver()
         found = []
         for at in range(0, len(data), max(step, len(data) // 50)):
             found += receiver.feed_untrusted(data[at : at + max(step, len(data) // 50)])
@@ -265,19 +270,19 @@ def test_frames_come_back_whatever_they_are_cut_into(codec: int, size: int) -> N
     ids=["empty", "too long", "terminal", "codec 3", "no zstd", "no gzip", "gzip bomb", "zstd bomb"],
 )
 def test_a_bad_frame_is_told_as_one(data: bytes) -> None:
-    assert code_of(lambda: list(frames.FrameReceiver().feed_untrusted(data))) == "bad_frame"
+    assert code_of(lambda: list(session_frames.FrameReceiver().feed_untrusted(data))) == "bad_frame"
 
 
 def test_a_session_may_not_end_in_the_middle_of_a_frame() -> None:
-    receiver = frames.FrameReceiver()
+    receiver = session_frames.FrameReceiver()
     assert list(receiver.feed_untrusted(b"\0\0\x05\0ab")) == []
     assert code_of(receiver.end_untrusted) == "bad_frame"
 
 
 def test_frames_are_compressed_with_the_best_that_is_accepted() -> None:
-    assert frames.codec_for(None) == frames.NONE
-    assert frames.codec_for("gzip, deflate") == frames.GZIP
-    assert frames.codec_for("gzip;q=1, zstd;q=0.5") == frames.ZSTD
+    assert session_frames.codec_for(None) == session_frames.NONE
+    assert session_frames.codec_for("gzip, deflate") == session_frames.GZIP
+    assert session_frames.codec_for("gzip;q=1, zstd;q=0.5") == session_frames.ZSTD
 
 
 # -- errors

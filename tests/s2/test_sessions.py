@@ -14,7 +14,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.s2 import frames
+from gateway.s2 import session_frames
 from streams.protocol.model import sequenced
 from streams.testing import Server, running_server
 from tests.s2.conftest import Client
@@ -95,9 +95,9 @@ def test_the_first_failure_comes_after_all_earlier_acks_and_nothing_behind_it_is
     [
         (b"\0\0\0\0", (400, "bad_frame")),
         (b"\0\0\x02\x80?", (400, "bad_frame")),
-        (frames.frame(b"\xff"), (400, "bad_frame")),
+        (session_frames.frame(b"\xff"), (400, "bad_frame")),
         (b"\0\0\x09\0cut", (400, "bad_frame")),
-        (frames.frame(b""), (422, "invalid")),
+        (session_frames.frame(b""), (422, "invalid")),
     ],
     ids=["no length", "terminal", "no protobuf", "cut short", "an empty batch"],
 )

@@ -18,7 +18,7 @@ from tests.s2.conftest import Client
 
 
 class As:
-    """The same basin, asked with a token."""
+    """A client of the basin that sends a token."""
 
     def __init__(self, client: Client, token: str) -> None:
         self._client = client

@@ -16,7 +16,7 @@ import trio
 from structlog.testing import capture_logs
 
 import shard.server.deferred_pages
-import shard.server.replies
+import shard.server.outgoing_replies
 import shard.server.server
 from shard.server.answer_pool import AnswerLimits
 from streams.protocol import wire
@@ -141,7 +141,7 @@ async def test_a_read_that_is_taken_back_while_it_waits_for_room_is_answered_and
 async def test_peers_that_read_nothing_hold_up_neither_other_peers_for_long_nor_gateways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server.replies, "STALL_CHECK_S", 0.05)
+    monkeypatch.setattr(shard.server.outgoing_replies, "STALL_CHECK_S", 0.05)
     async with pages(tmp_path, monkeypatch) as served:
         with capture_logs() as logs:
             silent = [await served.remote() for _ in range(4)]
@@ -164,7 +164,7 @@ async def test_peers_that_read_nothing_hold_up_neither_other_peers_for_long_nor_
 async def test_a_connection_that_takes_nothing_of_its_answers_is_closed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server.replies, "STALL_CHECK_S", 0.05)
+    monkeypatch.setattr(shard.server.outgoing_replies, "STALL_CHECK_S", 0.05)
     async with pages(tmp_path, monkeypatch) as served:
         served.server.peer_answers.limits = LIMITS._replace(stall_s=0.5)
         peer = await served.remote()

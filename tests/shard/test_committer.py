@@ -171,7 +171,7 @@ def test_files_change_and_end_only_when_a_sync_beside_is_over(desk: Callable[...
 
 
 def test_after_a_failed_sync_beside_no_other_sync_is_believed(desk: Callable[..., Desk]) -> None:
-    """The next sync of the same file would succeed: the system has told of the loss once."""
+    """The next sync of the same file would succeed: the system reports the loss only once."""
     disk = GatedDisk("wal-sync")
     disk.error = OSError(errno.EIO, "input/output error")
     one = desk(disk, sync_interval_ms=5)

@@ -416,7 +416,7 @@ async def test_a_write_that_cannot_have_what_it_needs_is_refused_and_those_behin
 async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caught_up(
     open_desk: Open, is_urgent: bool, factor: int
 ) -> None:
-    """What is urgent later than the rest, and in the end as well."""
+    """Urgent commands stop later than the rest, but they stop too."""
     seal = SealPolicy(10, 1 << 26, NEVER_MS)
     async with open_desk(cache_bytes=20_000, seal=seal) as desk:
         await desk.put()

@@ -1,4 +1,4 @@
-"""Who is let in to a shard: strangers over TCP are bounded in time and number (`shard/server/peers.py`), and
+"""Admission to a shard (`shard/server/peers.py`): TCP peers without a key are bounded in time and number, and
 the Unix socket is for our own user.
 
 Method: the real server over real sockets in this process, with a clock that jumps when nothing happens.

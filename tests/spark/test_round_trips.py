@@ -541,7 +541,7 @@ def test_boxes_without_news_are_not_reported_again(
 
 
 class Following(Lag):
-    """Remembers what it has told after each micro-batch."""
+    """Stores its report after each micro-batch."""
 
     seen: list[tuple[dict[str, int], dict[str, float]]]
 

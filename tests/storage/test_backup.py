@@ -21,8 +21,8 @@ from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
 from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.backup import BackupStore, ShardSource
 from shard.transfer.backup_manifest import Backup
-from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import end_life, parts_of, read_shard
 from streams.protocol.model.slots import SLOTS
 from tests.support import machines
 from tests.support.faultdisk import FaultDisk

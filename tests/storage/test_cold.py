@@ -28,10 +28,10 @@ from shard.storage.cold import (
     ColdUnavailable,
     FolderCold,
     measure,
-    objects,
+    object_store,
     open_cold,
 )
-from shard.storage.cold.objects import PIECE_BYTES, ObjectCold
+from shard.storage.cold.object_store import PIECE_BYTES, ObjectCold
 from shard.storage.files import Corrupt, Disk, DiskLike
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 
@@ -235,7 +235,7 @@ def test_a_delete_is_idempotent(store: ColdStore) -> None:
 
 
 def test_names_are_sorted_and_only_ours(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "NAMES_PER_PAGE", 2)
+    monkeypatch.setattr(object_store, "NAMES_PER_PAGE", 2)
     names = ["a/b/1.seg", "a/b/2.seg", "a/b-c.seg", "a/b.seg", "a/bb/1.seg", "a/c/d/e.seg", "z.seg"]
     for name in names:
         put(place.store, name, b"x")

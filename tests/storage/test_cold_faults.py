@@ -21,7 +21,7 @@ from shard.storage.cold import (
     ColdStore,
     ColdUnavailable,
 )
-from shard.storage.cold.objects import ATTEMPTS_MAX, BYTES_PER_S_MIN, REQUEST_RETRIES_MAX, ObjectCold
+from shard.storage.cold.object_store import ATTEMPTS_MAX, BYTES_PER_S_MIN, REQUEST_RETRIES_MAX, ObjectCold
 from shard.storage.files import Disk
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def proxy(bucket: Bucket) -> Proxy:
 
 @pytest.fixture
 def store(bucket: Bucket) -> ColdStore:
-    """One that is patient: whatever is slow here, it is not the store that gives up."""
+    """A patient client: however slow the store is, the client does not give up."""
     return cold(bucket, request_timeout_s=30, deadline_s=90)
 
 

@@ -35,7 +35,7 @@ from shard.storage.segments.index import open_segment
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.sources import FileSource
 from shard.storage.wal import CHECKSUM_BYTES, FRAME_HEAD, Frame
-from shard.transfer.boxes import read_shard
+from shard.transfer.shard_folders import read_shard
 from streams.protocol.messages.commands import DeleteBox
 from tests.support.faultdisk import FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, contents, write_folder

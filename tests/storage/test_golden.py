@@ -20,8 +20,8 @@ from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import BackupStore, ShardSource
-from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import end_life, parts_of, read_shard
 from streams.cli.signing import load_verifier
 from streams.protocol.messages import bulk, commands
 from streams.protocol.model.slots import SLOTS

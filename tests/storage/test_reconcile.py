@@ -22,8 +22,8 @@ from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.backup import BackupStore, ShardSource
-from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import parts_of, read_shard
 from streams.protocol.messages import forwards, queues, routers, s2
 from streams.protocol.messages.forwards import DetachEndpoint
 from streams.protocol.messages.routers import Route

@@ -17,7 +17,7 @@ from shard.storage.files import Disk
 from shard.storage.salvage import salvage
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.wal import Frame
-from shard.transfer.boxes import read_shard
+from shard.transfer.shard_folders import read_shard
 from tests.support.folders import write_folder
 from tests.support.machines import Driver
 

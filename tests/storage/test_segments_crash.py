@@ -85,7 +85,7 @@ def copy_new(disk: DiskLike) -> SegmentIndex:
     return copy_segment(disk, DIRECTORY, elsewhere())
 
 
-#: Both roads by which a segment comes to be.
+#: Both ways in which a segment is created.
 MAKERS = pytest.mark.parametrize("make_new", [write_new, copy_new])
 
 

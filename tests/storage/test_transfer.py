@@ -19,7 +19,7 @@ from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import list_stubs, write_stub
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.transfer.boxes import has_links, read_shard
+from shard.transfer.shard_folders import has_links, read_shard
 from streams.protocol.messages import commands
 from streams.protocol.model.slots import SLOTS, slot_of
 from tests.support.faultdisk import FaultDisk
@@ -249,7 +249,7 @@ def test_stubs_come_along_and_those_nobody_names_go_where_their_box_is(place: Pl
 
 
 def test_every_fact_of_a_shard_is_known_to_whoever_moves_boxes() -> None:
-    """Who adds one must say in `ShardBuilder.finish` and in `reshard` what becomes of it."""
+    """A new one must be added to `ShardBuilder.finish` and in `reshard` what becomes of it."""
     assert {field.name for field in msgspec.structs.fields(ShardState)} == {
         "lsn", "needs_lsn", "boot_id", "stopped_clean", "last_generation", "not_recreated", "boxes",
         "routers", "last_router_number", "held", "marks", "commits", "basins", "last_basin_number", "tokens",

@@ -10,8 +10,8 @@ import pytest
 
 from shard.offline.repair import RepairResult, repair_shard
 from shard.storage.segments.store import SegmentStore
-from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
+from shard.transfer.shard_folders import parts_of, read_shard
 from streams.protocol.messages import bulk
 from streams.protocol.payloads.packed import pack
 from tests.support.faultdisk import FaultDisk

@@ -1,4 +1,4 @@
-"""Goal: a bad sector is damage like any other: told with its file, left out by a repair, and nothing else.
+"""Goal: a bad sector is damage like any other: reported with its file, left out by a repair, nothing else.
 
 Method: real folders on a disk that cannot give back one page of one file.
 """
@@ -15,7 +15,7 @@ from shard.offline.repair import repair_shard
 from shard.offline.verify import Scope, verify_shard
 from shard.storage.files import PAGE_BYTES, Corrupt, Disk, ExaminedDisk
 from shard.storage.segments.store import SegmentStore
-from shard.transfer.boxes import read_shard
+from shard.transfer.shard_folders import read_shard
 from tests.support.folders import contents, write_folder
 from tests.support.machines import Driver
 

@@ -12,7 +12,7 @@ from shard.storage.files import DiskLike
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import HEADER_BYTES, Wal
-from shard.transfer.boxes import read_shard
+from shard.transfer.shard_folders import read_shard
 from tests.support import machines
 from tests.support.machines import Driver, Frame, decoded, recovered
 

@@ -1,7 +1,7 @@
 """Shards without processes: real machines behind the interface of a link, in the time that the test says.
 
 What `shard/engine/engine.py` does with replies that wait, and reads that have nothing yet, is done here with
-one event that fires after every step: whoever waits looks again.
+one event that fires after every step: every waiter checks again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MemoryShard:
         return self.driver.machine
 
     def step(self) -> None:
-        """Something has changed: whoever waits looks again."""
+        """Something has changed: every waiter checks again."""
         self._stepped.set()
         self._stepped = trio.Event()
 

@@ -22,7 +22,7 @@ from shard.offline.restore_objects import ObjectRestoreJob, ObjectRestoreResult,
 from shard.storage.cold import ColdStore, ColdUnavailable
 from shard.storage.files import Buffer, Disk
 from shard.storage.segments.store import SegmentStore
-from shard.transfer.boxes import read_shard
+from shard.transfer.shard_folders import read_shard
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import commands
 from streams.protocol.messages.commands import Command

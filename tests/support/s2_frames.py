@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.s2 import frames
+from gateway.s2 import session_frames
 from streams.protocol.model import sequenced
 
 
@@ -16,7 +16,7 @@ def given(*bodies: bytes, match: int | None = None) -> bytes:
         data += b"\x0a%b%b" % (sequenced.varint(len(record)), record)
     if match is not None:
         data += b"\x10" + sequenced.varint(match)
-    return frames.frame(data)
+    return session_frames.frame(data)
 
 
 class Frames:

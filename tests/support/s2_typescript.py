@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).parents[2] / "build" / "s2-typescript"
 
 
 def installed() -> Path:
-    """The folder in which it is; installed there once, by whoever comes first."""
+    """The folder in which it is; installed there once, by the first process that needs it."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with open(_FOLDER / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

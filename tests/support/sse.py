@@ -20,7 +20,7 @@ class Event:
 
     @property
     def cursors(self) -> dict[str, int]:
-        """The map that the id stands for."""
+        """The map that the id encodes."""
         assert self.id is not None
         found: dict[str, int] = json.loads(base64.urlsafe_b64decode(self.id + "=" * (-len(self.id) % 4)))
         return found

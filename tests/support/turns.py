@@ -64,7 +64,7 @@ def turn_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The same order in all workers, which must agree on the list of tests."""
+    """Sorts alike in all workers, which must agree on the list of tests."""
     counts: dict[str, int] = {}
     for item in items:
         turn = turn_of(item.nodeid)

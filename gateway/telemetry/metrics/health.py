@@ -117,7 +117,7 @@ HEALTH: Final = (
     ),
     SERVER.gauge(
         "streams_keys_file_readable",
-        "0 when the file of keys cannot be read: the server would not start again. 1 otherwise.",
+        "0 if the key file cannot be read, so that the server could not restart; else 1.",
         lambda reports: int(not reports.processes.keys_problem),
     ),
     Metric(

@@ -1,4 +1,4 @@
-"""Applies the changes of boxes. `box.py` and `log.py` have the part inside one box.
+"""Applies the changes of boxes. `box.py` and `box_log.py` have the part inside one box.
 
 Other features apply parts of their changes through the public methods: a stream is a box that is created, a
 copy or a committed row is an append, a move is a delete.

@@ -16,12 +16,12 @@ from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.boxes import priority
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.deletion import Deletion
 from shard.core.boxes.groups import Groups
 from shard.core.boxes.holes import Hole
 from shard.core.boxes.idempotency_keys import IdempotencyKey, IdempotencyKeys
 from shard.core.boxes.live_runs import walk_live_runs
-from shard.core.boxes.log import Log
 from shard.core.boxes.pages import PageCollector, ReadBounds, ScanRuns
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.sized_seqs import SizedSeqs
@@ -91,7 +91,7 @@ class Box:
         self.generation = generation
         self.config = _intern_config(config)
         self.created_ms = created_ms
-        self.log = Log()
+        self.log = BoxLog()
         #: Of the unsealed batches; those of a segment are in its file.
         self.tags = Tags()
         #: The greatest number that a segment of this box was given.
@@ -516,7 +516,7 @@ class Box:
         """Return all state but payloads. Of a memory box that is little, unless `whole` is set. Without
         `leases_kept`, leases that the log does not have are left out."""
         is_full = whole or not self.is_memory
-        log = self.log if is_full else Log()
+        log = self.log if is_full else BoxLog()
         return changes.BoxFacts(
             name=self.name,
             generation=self.generation,

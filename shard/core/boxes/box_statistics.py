@@ -16,8 +16,8 @@ from __future__ import annotations
 from itertools import islice
 
 from shard.core.boxes.box import Box
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.box_rates import BoxRates
-from shard.core.boxes.log import Log
 from shard.core.context import Context
 from shard.core.routers.router_outbox import RouterOutbox
 from streams.protocol.messages.routers import router_of
@@ -114,7 +114,7 @@ class BoxStatistics:
         )
         return row
 
-    def _add_router(self, name: str, outbox: RouterOutbox, log: Log) -> int:
+    def _add_router(self, name: str, outbox: RouterOutbox, log: BoxLog) -> int:
         totals = self.totals
         lag, is_blocked = outbox.lag, bool(outbox.failures)
         lag_s = self._age_ms(log, outbox.done_position) / 1000 if lag else 0.0
@@ -143,7 +143,7 @@ class BoxStatistics:
             totals.group_lag_s = max(totals.group_lag_s, self._age_ms(log, least) / 1000)
         return seq - least
 
-    def _age_ms(self, log: Log, seq: int) -> int:
+    def _age_ms(self, log: BoxLog, seq: int) -> int:
         """Return the age of the first record behind `seq` that readers may see; 0 if there is none."""
         if seq >= log.visible_seq:
             return 0

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import Segment, Span, TagsNotLoaded
 from shard.core.boxes.tags import Tags
 from streams.protocol.messages.commands import DeleteRecords, Match
@@ -45,7 +45,7 @@ class SearchedBox(Protocol):
     """The part of a box that a deletion by tag uses."""
 
     generation: int
-    log: Log
+    log: BoxLog
     tags: Tags
 
     @property

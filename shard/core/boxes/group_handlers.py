@@ -41,7 +41,9 @@ class GroupHandlers:
                 field="cursor",
             )
         if group is None and len(groups) >= GROUPS_MAX:
-            raise Throttled(f"{box.name} has {len(groups)} groups already; delete some", limit="groups")
+            raise Throttled(
+                f"{box.name} has {len(groups)} groups, which is the limit; delete some", limit="groups"
+            )
         if group is None and command.account:
             context.usage.require(command.account, "groups")
         if group is None or group.cursor != command.cursor:

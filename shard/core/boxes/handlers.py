@@ -17,7 +17,7 @@ from shard.core.context import Context
 from shard.core.durability import ReplyKind
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.transactions.unrendered import NotRendered
-from shard.core.watch.pages import page_for
+from shard.core.watch.watch_pages import page_for
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.errors import BoxNotEmpty, FencingTokenMismatch, NotFound, Throttled
 from streams.protocol.messages import commands

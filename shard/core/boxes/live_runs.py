@@ -7,7 +7,7 @@ in their limits and filters, and each of them is a `RunCollector`. The loop is h
 
 from __future__ import annotations
 
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import Span
 from streams.protocol.model.records import Batch
 
@@ -32,7 +32,7 @@ class RunCollector:
         raise NotImplementedError
 
 
-def walk_live_runs(collector: RunCollector, log: Log, from_seq: int, upto_seq: int) -> int:
+def walk_live_runs(collector: RunCollector, log: BoxLog, from_seq: int, upto_seq: int) -> int:
     """Give the live runs of these seqs to a collector, in order. Returns the last seq that was examined."""
     for span in log.spans(from_seq):
         first_seq = span.first_seq

@@ -1,7 +1,7 @@
 """Edits a box's log while no server runs on it: cuts off its end, or removes lost batches from its middle.
 
-Restoring to a time and repair do this, on a machine that was recovered and whose log is written anew after.
-These are no changes: nothing of it is ever logged, because the log that would hold it is what is replaced.
+A repair and a restore to a time use this on a recovered machine, and then write a new log. The edits are not
+changes and are never logged, because the old log is replaced.
 
 Rules of the file
 - A loss is reported: records removed from the middle become a hole. Records cut off the end never existed.
@@ -19,9 +19,9 @@ from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.boxes.box import Box
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.holes import Hole
 from shard.core.boxes.idempotency_keys import IdempotencyKeys
-from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.tail import UnsealedTail
 from shard.core.changes import Change
@@ -31,7 +31,7 @@ from streams.protocol.model.records import Batch
 _END = (1 << 64) - 1
 
 
-def live_runs(log: Log, segment: Segment, upto_seq: int = _END) -> dict[int, list[tuple[int, int]]]:
+def live_runs(log: BoxLog, segment: Segment, upto_seq: int = _END) -> dict[int, list[tuple[int, int]]]:
     """Live stretches (indexes) of each batch of a segment that has some up to `upto_seq`."""
     runs_by_batch: dict[int, list[tuple[int, int]]] = {}
     for at in range(segment.front, len(segment)):
@@ -94,8 +94,8 @@ def settle_rest(box: Box) -> None:
     box.groups.restore([(name, min(cursor, log.head_seq), at) for name, cursor, at in box.groups.facts()])
 
 
-def recount(log: Log) -> None:
-    """Computes count and bytes from the batches and segments, whatever they were."""
+def recount(log: BoxLog) -> None:
+    """Computes count and bytes again, from the batches and segments."""
     log.count = sum(segment.count for segment in log.segments)
     log.bytes = sum(segment.bytes for segment in log.segments)
     batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), UnsealedTail()
@@ -112,15 +112,15 @@ def recount(log: Log) -> None:
 
 
 def remeasure(
-    log: Log,
+    log: BoxLog,
     read: Callable[[Segment, int], Batch],
     lost_records: Mapping[int, Container[int]] = MappingProxyType({}),
 ) -> list[tuple[int, int]]:
     """Computes again which records of every segment are dead and live, from floors and deletes alone.
 
-    `read` gives a batch of a segment: it is asked for those that are dead in part. Live records
-    of `lost_records` (by the serial of their segment) cannot be read any more: they become holes, whose first
-    and last seqs are returned, and those segments are to be replaced at once (`replace_segment`).
+    `read` returns a batch of a segment; it is called for partly dead batches. `lost_records` names, by the
+    serial of the segment, batches that cannot be read any more. Their live records become holes. Returns the
+    first and last seqs of the holes; the caller replaces these segments at once (`replace_segment`).
     """
     holes: list[tuple[int, int]] = []
     fresh: list[Segment] = []
@@ -152,7 +152,7 @@ def remeasure(
     return holes
 
 
-def _runs(log: Log, segment: Segment, at: int) -> list[tuple[int, int]]:
+def _runs(log: BoxLog, segment: Segment, at: int) -> list[tuple[int, int]]:
     """Live stretches (indexes) of a batch by floors and deletes, whatever the segment says is dead in it."""
     base, count = segment.first_seqs[at], segment.counts[at]
     runs: list[tuple[int, int]] = []
@@ -166,7 +166,7 @@ def _runs(log: Log, segment: Segment, at: int) -> list[tuple[int, int]]:
     return runs
 
 
-def replace_segment(log: Log, segment: Segment, replacement: Segment | None) -> None:
+def replace_segment(log: BoxLog, segment: Segment, replacement: Segment | None) -> None:
     """Replaces a segment by another that has its live records, or by none."""
     if replacement is None:
         assert segment.count == 0, "COUNT"
@@ -176,8 +176,8 @@ def replace_segment(log: Log, segment: Segment, replacement: Segment | None) -> 
     log.advance_earliest()
 
 
-def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
-    """Reports seqs as lost to readers, wherever in the log they were."""
+def add_holes(log: BoxLog, holes: Sequence[tuple[int, int]]) -> None:
+    """Adds holes anywhere in the log, so that readers see these seqs as lost."""
     all_holes = [*log.holes, *(Hole(first, last) for first, last in holes)]
     log.holes = []
     for hole in sorted(all_holes, key=lambda hole: hole.first_seq):
@@ -185,13 +185,13 @@ def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
         touches = before is not None and hole.first_seq <= before.last_seq + 1
         if before is not None and touches and not (before.missed_count or hole.missed_count):
             before.last_seq = max(hole.last_seq, before.last_seq)
-        else:  # one that a source's loss made keeps its own count
+        else:  # a hole from a loss at a router's source keeps its own count
             log.holes.append(hole)
 
 
 def fit_change(change: Change, box: Box) -> Change:
-    """Return the change for a box whose records are batched in another way than where it was made. The sizes
-    inside batches are computed again: that may need payloads."""
+    """Return the change, adapted to a box whose batches are not those of the box where it was logged. The
+    sizes inside batches are computed again, which may need payloads."""
     log = box.log
     if isinstance(change, changes.BatchAppended) and (change.trim_before_seq or change.evict_before_seq):
         return replace(

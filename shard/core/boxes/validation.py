@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from shard.core import changes
 from shard.core.boxes.box import Box
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import Segment
 from shard.core.kernel import DoesNotApply
 from shard.core.transactions.unrendered import UnrenderedRows
@@ -26,7 +26,7 @@ def validate_forward(change: changes.BatchForwarded, box: Box) -> None:
     require_behind(box.log, change.batch.first_seq - (change.lost > 0), change.batch.first_ts)
 
 
-def require_behind(log: Log, first_seq: int, first_ts: int) -> None:
+def require_behind(log: BoxLog, first_seq: int, first_ts: int) -> None:
     """Raises `DoesNotApply` unless a batch that begins so can follow what the box has."""
     if first_seq <= log.head_seq:
         raise DoesNotApply(f"a batch begins at {first_seq}, and its box ends at {log.head_seq}")
@@ -39,7 +39,7 @@ def validate_deletion(change: changes.RecordsDeleted, box: Box) -> None:
         _can_delete(change, box.log)
 
 
-def _can_delete(change: changes.RecordsDeleted, log: Log) -> None:
+def _can_delete(change: changes.RecordsDeleted, log: BoxLog) -> None:
     seqs = change.seqs
     assert seqs is not None
     floor = max(log.earliest_seq, min(change.before_seq, log.head_seq + 1))
@@ -86,7 +86,7 @@ def validate_replacement(change: changes.SegmentsReplaced, box: Box) -> None:
         raise DoesNotApply(f"segments with {live} live records and bytes give way to {segment}")
 
 
-def _segments_of(log: Log, serials: Sequence[int]) -> list[Segment] | None:
+def _segments_of(log: BoxLog, serials: Sequence[int]) -> list[Segment] | None:
     """The segments with these serials, if they are there, side by side and in this order."""
     first = next((at for at, each in enumerate(log.segments) if each.serial == serials[0]), None)
     if first is None:

@@ -324,7 +324,9 @@ class Jobs:
     def queue_of(self, name: str, now_ms: int, entries: LogEntries) -> tuple[Box, Queue]:
         box = self._context.find_box(name, now_ms, entries)
         if box.queue is None:
-            raise NotAQueue(f"box {name} is a log; only a box made with type queue has jobs", box=name)
+            raise NotAQueue(
+                f"box {name} is a log, not a queue; a queue is created with type: queue", box=name
+            )
         box.queue.advance(now_ms)
         return box, box.queue
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from shard.core import changes
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load, Outbox
 from streams.protocol.messages.forwards import ForwardHead
@@ -92,7 +92,7 @@ class MoveQueue(Outbox):
     is_move_queue = True
 
     def __init__(
-        self, *, source: str, generation: int, log: Log, dest: str, is_dead: bool, position: int = 0
+        self, *, source: str, generation: int, log: BoxLog, dest: str, is_dead: bool, position: int = 0
     ) -> None:
         super().__init__(
             source=source,

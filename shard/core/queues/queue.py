@@ -37,7 +37,7 @@ from pyroaring import BitMap64
 from sortedcontainers import SortedList
 
 from shard.core import changes
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.queues.delivery_rate import DeliveryRate
 from shard.core.queues.job import DELAYED, JOBS_AT_ONCE, LEASED, MOVING, READY, Job
 from shard.core.queues.job import QueueCopy as QueueCopy
@@ -177,7 +177,7 @@ class Queue:
         job = self.jobs.get(seq)
         return job is None or job.state == READY
 
-    def pick(self, log: Log, limit: int, deliveries_max: int) -> tuple[list[int], list[int]]:
+    def pick(self, log: BoxLog, limit: int, deliveries_max: int) -> tuple[list[int], list[int]]:
         """Return the next jobs to deliver, up to `limit`: returned jobs, then fresh ones, each by seq. And
         the jobs before them that were delivered `deliveries_max` times; 0 = there is no limit."""
         again = list(islice(self._again, limit))
@@ -195,7 +195,7 @@ class Queue:
             (exhausted_seqs if self.jobs[seq].deliveries >= deliveries_max else again).append(seq)
         return again, exhausted_seqs
 
-    def _fresh(self, log: Log, limit: int) -> list[int]:
+    def _fresh(self, log: BoxLog, limit: int) -> list[int]:
         """Return the next jobs that were never delivered. The cost is proportional to their number; a deleted
         job is skipped once."""
         seqs: list[int] = []
@@ -430,7 +430,7 @@ class Queue:
         elif ready:
             self._again = SortedList(set(self._again).difference(ready))
 
-    def check(self, log: Log) -> None:
+    def check(self, log: BoxLog) -> None:
         """Assert the invariants of the file. For tests: it examines all entries."""
         if log.records_awaited:
             return  # a box that is being restored has its jobs before its records

@@ -64,7 +64,9 @@ class Moves:
     def _require_queue(self, command: queues.RequireQueue, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)
         if box.queue is None:
-            raise NotAQueue(f"box {box.name} is a log; dead letters go back into queues only", box=box.name)
+            raise NotAQueue(
+                f"box {box.name} is a log; dead letters can be requeued only into a queue", box=box.name
+            )
         return self._context.answer(box, queues.RequireQueueReply(box.name), entries, box.config_lsn)
 
     def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, entries: LogEntries) -> Outcome:

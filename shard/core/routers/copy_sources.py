@@ -76,7 +76,10 @@ def check_room(origins: dict[str, Origin], name: str) -> None:
     if name in origins or len(origins) < ORIGINS_MAX:
         return
     if all(origin.is_pinned for origin in origins.values()):
-        raise Throttled(f"{len(origins)} origins already copy into this box", limit="origins")
+        raise Throttled(
+            f"{len(origins)} routers and queues copy into this box, which is the limit; delete some",
+            limit="origins",
+        )
 
 
 # -- applying

@@ -127,7 +127,9 @@ class Forwarding:
                 box, ForwardReply(origin.generation, origin.position, origin.total, box.generation)
             )
         if box.fencing_token:
-            raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
+            raise FencingTokenMismatch(
+                f"box {box.name} is fenced, and copies of a router have no token", field="fencing_token"
+            )
         change = _plan_copies(box, command, origin, now_ms) if head.count else None
         if change is not None and context.usage.is_on and router_of(head.origin) is not None:
             # A moved job leaves its source, so only the copies of routers need more storage.

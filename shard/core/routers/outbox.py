@@ -34,7 +34,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from shard.core.boxes.log import Log
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, OutboxMoved
 from streams.protocol.messages import forwards
@@ -190,7 +190,7 @@ class Outbox:
         """Return the head of the copy batch."""
         raise NotImplementedError
 
-    def recreate(self, log: Log, generation: int) -> Outbox:
+    def recreate(self, log: BoxLog, generation: int) -> Outbox:
         """Return the outbox for the next generation of a memory box."""
         raise NotImplementedError
 

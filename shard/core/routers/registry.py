@@ -62,7 +62,8 @@ class Routers:
         try:
             if current is None and self._max and len(self.routers) >= self._max:
                 raise Throttled(
-                    f"there are {len(self.routers)} routers already; delete some or raise the limit",
+                    f"there are {len(self.routers)} routers, which is the limit; delete some "
+                    "or raise STREAMS_MAX_ROUTERS",
                     limit="routers",
                 )
             if current is None and command.account:
@@ -93,7 +94,7 @@ class Routers:
         if path is not None:
             cycle = [route.source, *path]
             raise RouterCycle(
-                f"copies would go round in a circle: {' -> '.join(cycle)}; allow_cycle permits that",
+                f"the router would close a cycle: {' -> '.join(cycle)}; set allow_cycle to permit it",
                 cycle=cycle,
             )
 

@@ -10,8 +10,8 @@ Rules of the file
 
 from __future__ import annotations
 
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.live_runs import RunCollector, walk_live_runs
-from shard.core.boxes.log import Log
 from shard.core.boxes.pages import runs_of
 from shard.core.boxes.sealed import NotLoaded, Span
 from shard.core.routers.outbox import (
@@ -34,7 +34,7 @@ class RouterOutbox(Outbox):
     __slots__ = ("_log", "route")
 
     def __init__(
-        self, *, log: Log, route: Route, origin: str, generation: int, position: int, total: int = 0
+        self, *, log: BoxLog, route: Route, origin: str, generation: int, position: int, total: int = 0
     ) -> None:
         super().__init__(
             source=route.source,
@@ -62,7 +62,7 @@ class RouterOutbox(Outbox):
             is_urgent=len(self.in_flight) >= PATIENT_BATCHES_MAX or len(load.text) > PATIENT_BYTES_MAX,
         )
 
-    def recreate(self, log: Log, generation: int) -> RouterOutbox:
+    def recreate(self, log: BoxLog, generation: int) -> RouterOutbox:
         return RouterOutbox(log=log, route=self.route, origin=self.origin, generation=generation, position=0)
 
     @property

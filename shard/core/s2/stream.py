@@ -1,16 +1,16 @@
 """State of a stream in addition to its box: its config, the write times of its records, pending trims.
 
 Records of a stream expire by the time they were *written*, not by their timestamps. The write times are
-stored in marks: the records after mark `i - 1` up to `last_seqs[i]` were written from `opened_ms[i]` to
-`closed_ms[i]`. A record expires with its mark, so it may stay longer than its retention by one part in
-`_MARKS_PER_AGE`.
+stored in periods: the records after period `i - 1` up to `last_seqs[i]` were written from `opened_ms[i]` to
+`closed_ms[i]`. A record expires with its period, so it may stay longer than its retention by one part in
+`_PERIODS_PER_AGE`.
 
 A new reader skips trimmed records at once. They are removed later, because a reader that follows the stream
 must still get the records of the batch that contains the trim. Pending trims are stored here, so that they
 survive a restart.
 
 Invariants
-- MARKS: the three columns rise together, and all of a mark lies at or behind the first live record.
+- PERIODS: the three columns rise together, and all of a period lies at or behind the first live record.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TRIM_LAG_MS = 2_000
 #: How long a stream stays in deletion before it is removed: meanwhile its readers wake and get an answer.
 DELETION_LAG_MS = 50
 
-#: A mark covers this fraction of the retention, or a minute where records never expire.
-_MARKS_PER_AGE = 256
+#: A period covers this fraction of the retention, or a minute where records never expire.
+_PERIODS_PER_AGE = 256
 _FOREVER_STEP_MS = 60_000
-#: Above this number, neighbours are merged. 512 marks are 12 KiB.
-_MARKS_MAX = 512
+#: Above this number, neighbours are merged. 512 periods are 12 KiB.
+_PERIODS_MAX = 512
 #: Trims within this time are delayed together, so at most nine are pending.
 _TRIM_STEP_MS = 250
 
@@ -59,7 +59,7 @@ class StreamState:
         self.trim_lsn = 0
 
     def __repr__(self) -> str:
-        return f"<StreamState of basin {self.stream.basin_number}, {len(self.last_seqs)} marks>"
+        return f"<StreamState of basin {self.stream.basin_number}, {len(self.last_seqs)} periods>"
 
     # -- deciding
 
@@ -98,7 +98,7 @@ class StreamState:
     # -- applying
 
     def apply_append(self, change: StreamAppended, earliest_seq: int, lsn: int) -> None:
-        self._mark(change.at_ms, change.batch.last_seq)
+        self._note_write(change.at_ms, change.batch.last_seq)
         if change.trim_seq > max(earliest_seq, self.first_seq_for_new_readers):
             self.trim_lsn = lsn
             due_ms = change.at_ms + TRIM_LAG_MS
@@ -107,13 +107,13 @@ class StreamState:
             else:
                 self.trims.append(Trim(change.trim_seq, due_ms, change.at_ms))
 
-    def _mark(self, at_ms: int, last_seq: int) -> None:
-        step_ms = self.age_ms // _MARKS_PER_AGE if self.age_ms else _FOREVER_STEP_MS
+    def _note_write(self, at_ms: int, last_seq: int) -> None:
+        step_ms = self.age_ms // _PERIODS_PER_AGE if self.age_ms else _FOREVER_STEP_MS
         if self.opened_ms and at_ms < self.opened_ms[-1] + step_ms:
             self.closed_ms[-1] = max(self.closed_ms[-1], at_ms)
             self.last_seqs[-1] = last_seq
             return
-        if len(self.opened_ms) >= _MARKS_MAX:
+        if len(self.opened_ms) >= _PERIODS_MAX:
             self.opened_ms = self.opened_ms[0::2]
             self.closed_ms = self.closed_ms[1::2]
             self.last_seqs = self.last_seqs[1::2]
@@ -124,10 +124,10 @@ class StreamState:
         self.last_seqs.append(last_seq)
 
     def drop_before(self, earliest_seq: int) -> None:
-        """Drop marks and trims below `earliest_seq`, the first live record."""
-        stale_marks = bisect_left(self.last_seqs, earliest_seq)
-        if stale_marks:
-            del self.opened_ms[:stale_marks], self.closed_ms[:stale_marks], self.last_seqs[:stale_marks]
+        """Drop periods and trims below `earliest_seq`, the first live record."""
+        stale_periods = bisect_left(self.last_seqs, earliest_seq)
+        if stale_periods:
+            del self.opened_ms[:stale_periods], self.closed_ms[:stale_periods], self.last_seqs[:stale_periods]
         self.trims = [trim for trim in self.trims if trim.seq > earliest_seq]
 
     def cut_after(self, head_seq: int) -> None:
@@ -171,7 +171,7 @@ class StreamState:
 
     def check(self, earliest_seq: int) -> None:
         """Asserts the invariants named above. For tests."""
-        assert len(self.opened_ms) == len(self.closed_ms) == len(self.last_seqs) <= _MARKS_MAX, "MARKS"
-        assert list(self.last_seqs) == sorted(set(self.last_seqs)), "MARKS"
-        assert list(self.closed_ms) == sorted(self.closed_ms), "MARKS"
-        assert not self.last_seqs or self.last_seqs[0] >= earliest_seq, "MARKS"
+        assert len(self.opened_ms) == len(self.closed_ms) == len(self.last_seqs) <= _PERIODS_MAX, "PERIODS"
+        assert list(self.last_seqs) == sorted(set(self.last_seqs)), "PERIODS"
+        assert list(self.closed_ms) == sorted(self.closed_ms), "PERIODS"
+        assert not self.last_seqs or self.last_seqs[0] >= earliest_seq, "PERIODS"

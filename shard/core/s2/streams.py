@@ -226,7 +226,7 @@ class Streams:
         box, state = self._require_and_expire(command.box, now_ms, entries)
         log, config = box.log, box.config
         if command.cipher != state.stream.cipher:
-            raise CipherMismatch(f"{box.name} is kept with another cipher", cipher=state.stream.cipher)
+            raise CipherMismatch(f"{box.name} uses another cipher", cipher=state.stream.cipher)
         if command.fencing_token is not None and command.fencing_token != box.fencing_token:
             raise FencingTokenMismatch(
                 f"fencing_token: {box.name} is fenced by another token", token=box.fencing_token
@@ -263,7 +263,7 @@ class Streams:
     def _read(self, command: ReadStream, now_ms: int, entries: LogEntries) -> Outcome:
         box, state = self._require_and_expire(command.box, now_ms, entries)
         if command.generation not in (None, box.generation):
-            raise StreamNotFound(f"stream {box.name} was deleted, and made anew", stream=box.name)
+            raise StreamNotFound(f"stream {box.name} was deleted and created again", stream=box.name)
         log = box.log
         start, rests_on = command.from_seq, box.floor_lsn
         if command.begins:

@@ -238,7 +238,7 @@ class TransactionHandlers:
         context = self._context
         for name in command.rows_head.boxes:
             if name not in context.boxes and not _may_create(context, name, command.rows_head.create):
-                raise BoxNotFound(f"box {name} does not exist and this write may not create it", box=name)
+                raise BoxNotFound(f"box {name} does not exist; create it first", box=name)
 
     # -- committing
 

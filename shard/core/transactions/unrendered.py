@@ -1,7 +1,7 @@
 """Rows of a commit that have their seqs and are not rendered yet: a place in the tail without a payload.
 
     tail   [■■■ ■■ ▒▒▒▒▒▒▒▒▒▒ ■■]       ▒ rows of a commit; the batches after them were written later
-    tail   [■■■ ■■ ▓▓▓▓ ▒▒▒▒▒▒ ■■]      ▓ rendered from the front, batch by batch (`Log.render`)
+    tail   [■■■ ■■ ▓▓▓▓ ▒▒▒▒▒▒ ■■]      ▓ rendered from the front, batch by batch (`BoxLog.render`)
 
 The number of rows and the range of their times are known from the start; their size is an estimate until they
 are rendered. An operation that needs more (a read, a cut through them) gets `NotRendered`, waits until more

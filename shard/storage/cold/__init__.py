@@ -2,8 +2,8 @@
 
 base              errors, names and checksums that both kinds of store share
 folder            a store in a folder
-objects           a store in an object store, through obstore
-locations         opens the store at a location
+object_store      a store in an object store, through obstore
+store_urls        opens the store at a location
 fault_recorder    counts failures
 ownership         gives a store to one data directory; others do not change it
 
@@ -12,7 +12,7 @@ Rules of all of them:
   2. No call holds more than a few pieces of a file in memory besides its result.
   3. After `ColdUnavailable` a put or a delete may have happened, or may still happen on the server.
 
-Only `objects` imports obstore, which is slow to import.
+Only `object_store` imports obstore, which is slow to import.
 """
 
 from shard.storage.cold.base import (
@@ -27,7 +27,7 @@ from shard.storage.cold.base import (
     measure,
 )
 from shard.storage.cold.folder import FolderCold
-from shard.storage.cold.locations import open_cold
+from shard.storage.cold.store_urls import open_cold
 
 __all__ = [
     "ColdConfigError",

@@ -63,11 +63,13 @@ def read_owner(store: ColdStore) -> Owner | None:
     if size is None:
         return None
     if size > _MARK_BYTES_MAX:
-        raise ColdDamaged(MARK, f"it is {size} bytes long, so it is not an owner file")
+        raise ColdDamaged(
+            MARK, f"the owner file of the cold store is {size} bytes long, so it is not one of ours"
+        )
     try:
         return msgspec.json.decode(store.read(MARK, 0, size), type=Owner)
     except msgspec.DecodeError as error:
-        raise ColdDamaged(MARK, f"it is not an owner file ({error})") from error
+        raise ColdDamaged(MARK, f"the owner file of the cold store cannot be decoded ({error})") from error
 
 
 def claim(store: ColdStore, owner: Owner) -> Owner:
@@ -80,7 +82,7 @@ def claim(store: ColdStore, owner: Owner) -> Owner:
         store.create(MARK, msgspec.json.encode(owner))
     current_owner = read_owner(store)
     if current_owner is None:
-        raise ColdUnavailable(MARK, "it was created, but it does not exist")
+        raise ColdUnavailable(MARK, "the owner file of the cold store was written, but cannot be found")
     return current_owner
 
 
@@ -140,7 +142,8 @@ class OwnedCold:
         if current_owner.server != self._owner.server:
             raise ColdUnavailable(
                 name,
-                f"the cold store belongs to {current_owner}; nothing is changed there by server "
-                f"{self._owner.server}. To take it back, stop that server and run `streams takeover`",
+                f"the cold store belongs to {current_owner}, so server "
+                f"{self._owner.server} changes nothing in it. To take it over, stop that server "
+                "and run `streams takeover`",
             )
         self._checked_until = now + CHECK_S

@@ -154,11 +154,11 @@ def parse_ring(
         id, limits = _options(name, options, defaults if defaults and grant.prefixes else Limits())
         key = Key(digest_of(secret), grant, id, limits)
         if key.digest in keys:
-            raise MalformedKey(f"{name}: an entry before it has the same secret")
+            raise MalformedKey(f"{name}: an earlier entry has the same secret; remove one")
         twin = by_id.setdefault(key.id, key)
         if (twin.grant, twin.limits) != (key.grant, key.limits):
             raise MalformedKey(
-                f"{name}: an entry before it has the same id; both must have the same scopes, prefixes and "
+                f"{name}: an earlier entry has the same id; give both the same scopes, prefixes and "
                 "limits, or one of them another id"
             )
         keys[key.digest] = key
@@ -176,7 +176,7 @@ def _options(name: str, options: list[str], defaults: Limits) -> tuple[str, Limi
         field, _, value = option.partition("=")
         if field not in ("id", *NAMES):
             raise MalformedKey(
-                f"{name}: what follows a space must be name=value, with one of these names: id, "
+                f"{name}: only name=value may follow a space, with one of these names: id, "
                 + ", ".join(NAMES)
             )
         if field in values:
@@ -216,7 +216,7 @@ def _scopes(name: str, text: str) -> int:
                 scopes |= LETTERS[letter]
         else:
             raise MalformedKey(
-                f"{name}: what follows the secret must be scopes joined with +: read, write, delete, admin, "
+                f"{name}: only scopes joined with + may follow the secret: read, write, delete, admin, "
                 "or their letters r, w, d, a (a secret itself cannot have a colon in it)"
             )
     return scopes
@@ -228,7 +228,6 @@ def _prefixes(name: str, text: str) -> tuple[str, ...]:
     parts = text.split("|")
     if len(parts) > PREFIXES_MAX or not all(map(_prefix, parts)):
         raise MalformedKey(
-            f"{name}: what follows the scopes must be at most {PREFIXES_MAX} beginnings of box names, "
-            "joined with |"
+            f"{name}: only prefixes of box names may follow the scopes, at most {PREFIXES_MAX}, joined with |"
         )
     return tuple(dict.fromkeys(parts))

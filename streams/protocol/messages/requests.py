@@ -334,7 +334,7 @@ def decode_command(
             return s2_requests.DECODERS[op](head, body)
         if op == wire.OP_EXCHANGE_USE:
             return _exchange_use(head)
-        raise InvalidRequest(f"op {op} is not known here")
+        raise InvalidRequest(f"op {op} is not known; compare the versions of client and server")
     try:
         request_head = wire.request_head_decoder.decode(head)
     except msgspec.DecodeError as error:

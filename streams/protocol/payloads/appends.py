@@ -191,7 +191,7 @@ def parse_append_lines(body: bytes, node: str | None, limits: RecordLimits) -> C
         raise InvalidRequest("body: every line must hold one JSON object") from None
     if len(records) != len(lines):
         raise InvalidRequest(
-            f"records: {len(lines)} lines hold {len(records)} records; one a line is expected"
+            f"records: {len(lines)} lines hold {len(records)} records; write one record per line"
         )
     columns = _full_columns(records)
     _check_columns(columns, [record.tag for record in records], len(body), node, limits)
@@ -200,7 +200,7 @@ def parse_append_lines(body: bytes, node: str | None, limits: RecordLimits) -> C
 
 def check_seq(value: int, field: str) -> int:
     if value > SEQ_MAX:
-        raise InvalidRequest(f"{field}: {value} is larger than a seq can be", field=field)
+        raise InvalidRequest(f"{field}: {value} is larger than the largest possible seq", field=field)
     return value
 
 

@@ -1,8 +1,8 @@
 """Reports of processes about themselves: the content of metrics and of the status (v0 §13).
 
-A shard answers `OP_REPORT` with a `ShardReport`; a gateway makes a `GatewayReport` of itself and asks the
-others for theirs. Numbers only: no payload, no key, and of names only those of boxes, routers and groups, and
-of damaged files, which gateways show to operators alone.
+A shard answers `OP_REPORT` with a `ShardReport`. A gateway builds its own `GatewayReport` and asks the other
+gateways for theirs. Reports contain numbers and names of boxes, routers, groups and damaged files, but no
+payload and no key. Gateways show the names of damaged files only to operators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int = 0
     cpu_s: float = 0.0
     open_files: int = 0
-    #: The most files it may have open, and the memory that it may have with the others; 0 is not known.
+    #: Limit of open files, and memory limit of all processes together; 0 if unknown.
     open_files_max: int = 0
     memory_limit_bytes: int = 0
     virtual_bytes: int = 0
@@ -32,7 +32,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PressureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard a process is pressed (v0 §9)."""
+    """The pressure on a process (v0 §9)."""
 
     #: 0 none, 1 low-priority delivery is paced, 2 appends are refused.
     level: int = 0
@@ -57,7 +57,7 @@ class BoxRow(msgspec.Struct, frozen=True, array_like=True):
     records: int
     bytes: int
     queue: QueueRow | None = None
-    #: Records that its slowest reader has yet to get: ready jobs, or the lag of a router or of a group.
+    #: Lag of the slowest reader, in records: ready jobs, or the lag of a router or of a group.
     lag: int = 0
     #: Records appended a second.
     rate: float = 0.0
@@ -76,12 +76,12 @@ class RouterRow(msgspec.Struct, frozen=True, array_like=True):
     lag: int
     forwarded_count: int
     is_blocked: bool
-    #: Age of the first record that it has yet to look at.
+    #: Age of the first record that it has not examined yet.
     lag_s: float = 0.0
 
 
 class BoxTotals(msgspec.Struct, kw_only=True):
-    """Of all boxes of a shard."""
+    """Totals of all boxes of a shard."""
 
     #: By durability class.
     boxes: dict[str, int] = {}
@@ -90,7 +90,7 @@ class BoxTotals(msgspec.Struct, kw_only=True):
     bytes: int = 0
     segments: int = 0
     jobs: QueueRow = QueueRow()
-    #: Routers whose source is here, and what all of them have yet to forward.
+    #: Routers whose source is in this shard, and the sum of their lags.
     routers: int = 0
     routers_blocked: int = 0
     router_lag: int = 0
@@ -119,7 +119,7 @@ class WalReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     rotations: int = 0
     queue_bytes: int = 0
-    #: How far the disk is behind what has been handed to the log, in positions of the log.
+    #: How far the disk is behind the log, in lsns.
     unsynced_frames: int = 0
 
 
@@ -159,7 +159,7 @@ class DamagedFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FaultsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Faults that a shard has met since it started, and has gone on after (`shard/storage/faults.py`)."""
+    """Faults since the start of the shard that did not stop it (`shard/storage/faults.py`)."""
 
     #: The first files that were found damaged.
     damaged: list[DamagedFile] = []
@@ -213,7 +213,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool = False
 
 
-#: Bounds of what is measured of the S2 API: those of `s2 lite`, so that its charts fit.
+#: Bounds of the S2 histograms: those of `s2 lite`, so that its charts can be used.
 S2_TIMES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 S2_BATCH_RECORDS = (1, 10, 50, 100, 250, 500, 1000)
 S2_BATCH_BYTES = (512, 1024, 4096, 16384, 65536, 262144, 524288, 1048576)
@@ -224,7 +224,7 @@ def _nothing(bounds: tuple[float, ...]) -> HistogramFacts:
 
 
 class S2Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Of appends of the S2 API: waiting for a permit, being acked, and how large they were."""
+    """Appends of the S2 API: times until the permit and until the ack, and sizes."""
 
     permit: HistogramFacts = _nothing(S2_TIMES_S)
     ack: HistogramFacts = _nothing(S2_TIMES_S)

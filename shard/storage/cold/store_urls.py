@@ -22,7 +22,7 @@ def open_cold(location: str, disk: DiskLike) -> ColdStore:
     """Open the store at `location`. A folder must exist; an object store is not contacted yet."""
     scheme, separator, rest = location.partition("://")
     if separator and scheme in _SCHEMES:
-        from shard.storage.cold.objects import ObjectCold  # imports obstore, which is slow
+        from shard.storage.cold.object_store import ObjectCold  # imports obstore, which is slow
 
         return ObjectCold(location, disk)
     if separator and scheme != "file":

@@ -20,7 +20,7 @@ from gateway.admission.memory import EVERYONE
 from gateway.requests.request import BodyBroken, Buffer, ClientStalled, Live, Sink
 from gateway.requests.s2_errors import S2Error, to_s2_error
 from gateway.requests.unsent_charge import UnsentCharge
-from gateway.s2 import frames, messages
+from gateway.s2 import record_formats, session_frames
 from gateway.s2.permits import Permit
 from gateway.s2.records import SLICE_MS, ReadQuery, after, decrypt_records, error_event, ping_event, tail_of
 from gateway.s2.shard_calls import PendingRead, ShardCalls
@@ -126,14 +126,16 @@ class FrameEncoder:
         self._codec = codec
 
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, advises_reconnect: bool) -> bytes:
-        parts = messages.batch_parts(records, tail)
-        return frames.frame(*parts, codec=self._codec, advises_reconnect=advises_reconnect)
+        parts = record_formats.batch_parts(records, tail)
+        return session_frames.frame(*parts, codec=self._codec, advises_reconnect=advises_reconnect)
 
     def heartbeat(self, tail: tuple[int, int], *, advises_reconnect: bool) -> bytes:
-        return frames.frame(messages.batch_as_protobuf(b"", tail), advises_reconnect=advises_reconnect)
+        return session_frames.frame(
+            record_formats.batch_as_protobuf(b"", tail), advises_reconnect=advises_reconnect
+        )
 
     def failure(self, error: S2Error) -> bytes:
-        return frames.terminal(error)
+        return session_frames.terminal(error)
 
     def end(self) -> bytes:
         return b""
@@ -149,7 +151,7 @@ class S2EventEncoder:
         decoded_records = list(sequenced.records_of(bytes(records)))
         self._count += len(decoded_records)
         self._metered_bytes += sum(record.metered_size for record in decoded_records)
-        data = messages.batch_as_json(decoded_records, tail, is_base64=self._is_base64)
+        data = record_formats.batch_as_json(decoded_records, tail, is_base64=self._is_base64)
         id = b"%d,%d,%d" % (decoded_records[-1].seq_num, self._count, self._metered_bytes)
         return b"event: batch\nid: %b\ndata: %b\n\n" % (id, data)
 

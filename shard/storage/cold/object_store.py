@@ -218,7 +218,7 @@ class ObjectCold(ColdBase):
                     if _is_bucket_missing(error):
                         raise
                     # The completion took effect, its response was lost, and the retry found no upload.
-                    raise ColdUnavailable(name, "the server does not know the upload any more") from error
+                    raise ColdUnavailable(name, "the object store no longer knows the upload") from error
 
         self._call(name, attempt, moved_bytes=size)
 

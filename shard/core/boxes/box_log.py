@@ -54,15 +54,15 @@ SETTLE_BATCHES = 5_000
 
 _NO_SIZES = SizedSeqs.of({})
 
-#: The deleted seqs of a log that has none: shared, because an empty bitmap takes 270 bytes. `Log.add_deleted`
-#: alone adds to `Log.deleted_seqs`, and never to this one.
+#: The deleted seqs of a log that has none: shared, because an empty bitmap takes 270 bytes. Only
+#: `BoxLog.add_deleted` adds to `BoxLog.deleted_seqs`, and never to this one.
 _NONE_DELETED = BitMap64()
 _NONE_DELETED_BYTES = _NONE_DELETED.serialize()
 
 _NOTHING_LOCATED: tuple[BitMap64, list[tuple[Span, int]]] = _NONE_DELETED, []
 
 
-class Log:
+class BoxLog:
     __slots__ = (
         "_last_located",
         "_unsettled_segments",
@@ -114,7 +114,7 @@ class Log:
         self._last_located = _NOTHING_LOCATED
 
     def __repr__(self) -> str:
-        return f"<Log {self.earliest_seq}..{self.visible_seq}..{self.head_seq}, {self.count} live>"
+        return f"<BoxLog {self.earliest_seq}..{self.visible_seq}..{self.head_seq}, {self.count} live>"
 
     @property
     def evict_floor(self) -> int:
