@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli import output
+from streams.cli import output, pipeline_run
 from streams.cli.pipeline_options import (
     BoxSelection,
     SparkOptions,
@@ -32,6 +32,9 @@ def command() -> None:
 
     A job that was stopped can be run again: it resumes, and writes each record exactly once.
     """
+
+
+command.add_command(pipeline_run.command)
 
 
 @example("streams pipeline archive orders --to archive --name orders")

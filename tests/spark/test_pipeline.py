@@ -47,6 +47,10 @@ def test_each_example_of_a_job_works_as_typed(
             client.box(box.box).drop()
     client.box("orders").append_batch([streams.Entry({"item": n}, tag="kitchen") for n in range(3)])
     (tmp_path / "orders.ndjson").write_text('{"item": 1}\n{"item": 2}\n')
+    (tmp_path / "pipeline.toml").write_text(
+        'name = "nightly"\n[[job]]\njob = "snapshot"\nbox = "orders"\n'
+        '[[job]]\njob = "audit"\nboxes = ["orders"]\n'
+    )
     environ = {**os.environ, "STREAMS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
     assert examples_of(JOBS[verb])
     for line in examples_of(JOBS[verb]):

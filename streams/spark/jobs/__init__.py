@@ -11,6 +11,7 @@
 
     archive_files, archive_upkeep, files    files of an archive; their upkeep; files of any store
     table_archive, table_files, tables      archive to a table; its data files; table formats
+    pipeline                                several jobs in order, from a file
     job_context, steps                      server, frames and ledger of a job; its steps
     spark_errors                            our errors out of Spark's
 
