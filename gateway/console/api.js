@@ -103,10 +103,14 @@ export async function events(path, onEvent, signal) {
 // -- what the server has and what the key may do
 
 let routes = null;
+let schemas = {};
+// Whether a body of this server has a field. Asked before a field is sent that an older server would refuse.
+export const hasField = (schema, field) => Boolean(schemas[schema]?.properties?.[field]);
 // The routes of this server, from its own description: pages show only what exists.
 export async function serverRoutes() {
   if (routes === null) {
     const document = await get("/v0/openapi.json");
+    schemas = document.components.schemas;
     routes = new Set(Object.entries(document.paths).flatMap(([path, methods]) =>
       Object.keys(methods).map((method) => `${method.toUpperCase()} ${path}`)));
   }

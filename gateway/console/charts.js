@@ -6,7 +6,9 @@ import { html, localTime, useEffect, useRef } from "./ui.js";
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // `series`: [{ label, values, colour: 1..4 }]; `times`: seconds since 1970; `format`: a number as text.
-export function Chart({ title, times, series, format, max }) {
+const POWERS = Array.from({ length: 50 }, (each, at) => 2 ** at);
+
+export function Chart({ title, times, series, format, max, isBytes }) {
   const place = useRef(null);
   const plot = useRef(null);
   const shape = series.map((each) => each.label).join("|");
@@ -19,7 +21,7 @@ export function Chart({ title, times, series, format, max }) {
         cursor: { drag: { x: false, y: false }, points: { size: 5 } },
         legend: { show: false },
         scales: { y: { range: (self, low, high) => [0, Math.max(max || 0, high || 0) * 1.1 || 1] } },
-        axes: [{ ...axis, size: 24, space: 90, values: (self, ticks) => ticks.map((at) => localTime(at * 1000).slice(11, 16)) }, { ...axis, size: 56, values: (self, ticks) => ticks.map(format) }],
+        axes: [{ ...axis, size: 24, space: 90, values: (self, ticks) => ticks.map((at) => localTime(at * 1000).slice(11, 16)) }, { ...axis, size: 56, ...(isBytes ? { incrs: POWERS } : {}), values: (self, ticks) => ticks.map(format) }],
         series: [{}, ...series.map((each) => ({ label: each.label, stroke: css(`--series-${each.colour}`), width: 1.5, fill: series.length === 1 ? css(`--fill-${each.colour}`) : undefined, points: { show: false }, spanGaps: false }))],
       }, [times, ...series.map((each) => each.values)], place.current);
     };

@@ -1,6 +1,6 @@
 // Dead letters of a queue: jobs that were delivered too often. Looked at, put back, or deleted.
 
-import { box, diff, send } from "./api.js";
+import { box, diff, hasField, send } from "./api.js";
 import { PayloadView, payload } from "./payload.js";
 import { BoxLink, Confirm, Empty, Loading, Problem, Time, count, html, useData, useState } from "./ui.js";
 
@@ -21,18 +21,19 @@ export function DeadLetters({ name, state, may }) {
     setProblem(null);
     try { const answer = await send("POST", box(name, "/requeue"), { from, ...more }); setNote(`${count(answer.requeued)} ${words}`); reload(); } catch (failure) { setProblem(failure); }
   };
+  const canPick = hasField("RequeueBody", "seqs");
   const mayMove = may("read") && may("write");
   return html`<div class="bar"><span>Dead letters of this queue go to <${BoxLink} name=${from} tab="records" />.</span><span class="space"></span>
       <label class="inline">Contains <input data-search value=${filter} onInput=${(e) => setFilter(e.target.value)} /></label>
       ${mayMove && html`<button disabled=${!own.length} onClick=${() => requeue({ max: 1000 }, "jobs are back in the queue.")}>Requeue all</button>
-        <button class="quiet" disabled=${!filter || !shown.length} onClick=${() => requeue({ seqs: shown.map((each) => each.$seq) }, "matching jobs are back in the queue.")}>Requeue ${count(shown.length)} shown</button>`}</div>
+        ${canPick && html`<button class="quiet" disabled=${!filter || !shown.length} onClick=${() => requeue({ seqs: shown.map((each) => each.$seq) }, "matching jobs are back in the queue.")}>Requeue ${count(shown.length)} shown</button>`}`}</div>
     <p role="status" class="good">${note}</p><${Problem} error=${problem} /><${Problem} error=${error} />
     ${removing && html`<${Confirm} name=${from} title="Delete a dead letter" verb="Delete" onConfirm=${() => send("POST", box(from, "/delete"), { before_seq: removing + 1 })} onClose=${() => { setRemoving(null); reload(); }}>This deletes every dead letter up to seq ${count(removing)} in ${from} for good.<//>`}
     ${shown.length ? html`<ol class="records" aria-label="Dead letters">${shown.map((record) => html`<li class=${opened === record.$seq ? "record open" : "record"} key=${record.$seq}>
       <button class="record-line" aria-expanded=${opened === record.$seq} onClick=${() => setOpened(opened === record.$seq ? 0 : record.$seq)}><span class="seq">${record.$seq}</span><span class="when"><${Time} ms=${record.$ts} /></span>
         <span class="tag">${count(record.meta?.$dead_letter_deliveries)} deliveries</span>${record.meta?.$dead_letter_error && html`<span class="bad">${record.meta.$dead_letter_error}</span>`}<span class="text">${payload(record).line}</span></button>
       ${opened === record.$seq && html`<div class="record-body"><dl class="facts"><div><dt>Was seq</dt><dd>${record.meta?.$dead_letter_src_seq ?? "–"}</dd></div><div><dt>Worker</dt><dd>${record.meta?.$dead_letter_node || "–"}</dd></div><div><dt>Error</dt><dd>${record.meta?.$dead_letter_error || "not reported"}</dd></div></dl>
-        <${PayloadView} record=${record} /><div class="bar">${mayMove && html`<button class="small" onClick=${() => requeue({ seqs: [record.$seq] }, "job is back in the queue.")}>Requeue this one</button>`}
+        <${PayloadView} record=${record} /><div class="bar">${mayMove && canPick && html`<button class="small" onClick=${() => requeue({ seqs: [record.$seq] }, "job is back in the queue.")}>Requeue this one</button>`}
         ${may("delete") && html`<button class="danger small" onClick=${() => setRemoving(record.$seq)}>Delete up to here …</button>`}</div></div>`}</li>`)}</ol>`
       : html`<${Empty} title="No dead letters">Every job of this queue was finished within ${count(state.config.max_deliveries)} deliveries, or still is tried.<//>`}`;
 }

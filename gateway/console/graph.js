@@ -4,7 +4,7 @@ import { boxPath, html, short } from "./ui.js";
 
 const WIDTH = 190;
 const HEIGHT = 34;
-const GAP_X = 110;
+const GAP_X = 150;
 const GAP_Y = 20;
 export const NODES_MAX = 120;
 
@@ -66,7 +66,10 @@ export function Graph({ routers }) {
     const to = isBack ? { x: b.x + WIDTH / 2, y: b.y + HEIGHT } : { x: b.x, y: b.y + HEIGHT / 2 };
     const path = isBack ? `M${a.x + WIDTH / 2},${a.y + HEIGHT} C${a.x + WIDTH / 2},${height - 4} ${to.x},${height - 4} ${to.x},${to.y}`
       : `M${from.x},${from.y} C${from.x + GAP_X / 2},${from.y} ${to.x - GAP_X / 2},${to.y} ${to.x},${to.y}`;
-    const middle = isBack ? { x: (a.x + b.x + WIDTH) / 2, y: 0.125 * (a.y + b.y + 2 * HEIGHT) + 0.75 * (height - 4) - 5 } : { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 - 5 };
+    // The label of an edge sits where its neighbours are apart: near its end if its source has several edges.
+    const t = routers.filter((one) => one.source === each.source).length > 1 ? 0.7 : 0.35;
+    const along = (p, q, r, s) => (1 - t) ** 3 * p + 3 * (1 - t) ** 2 * t * q + 3 * (1 - t) * t ** 2 * r + t ** 3 * s;
+    const middle = isBack ? { x: (a.x + b.x + WIDTH) / 2, y: 0.125 * (a.y + b.y + 2 * HEIGHT) + 0.75 * (height - 4) - 5 } : { x: along(from.x, from.x + GAP_X / 2, to.x - GAP_X / 2, to.x), y: along(from.y, from.y, to.y, to.y) - 5 };
     return html`<g class=${`edge ${tone}`}><path d=${path} marker-end="url(#arrow)"><title>${each.router}: ${each.state || ""}, lag ${each.lag ?? "?"}${isBack ? ", closes a cycle" : ""}</title></path>
       <text x=${middle.x} y=${middle.y} text-anchor="middle">${each.rate == null ? "" : `${short(each.rate)}/s`}${each.lag ? ` · lag ${short(each.lag)}` : ""}${isBack ? " ↻" : ""}</text></g>`;
   };

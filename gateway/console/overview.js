@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Chart } from "./charts.js";
-import { Badge, Loading, Problem, State, Table, Tile, Tiles, count, duration, html, short, size, useData, useEffect, useRef, useState } from "./ui.js";
+import { Badge, Loading, Problem, State, Table, Tile, Tiles, count, duration, html, setQuery, short, size, useData, useEffect, useRef, useState } from "./ui.js";
 
 const SECONDS = 900;
 
@@ -41,26 +41,34 @@ function useHistory() {
   return state;
 }
 
-function Charts() {
+const RANGES = [[120, "2 min"], [300, "5 min"], [900, "15 min"]];
+
+function Charts({ query }) {
   const history = useHistory();
   if (!history) return html`<${Loading} />`;
-  const { times, series } = history;
+  // A young server has little to show: the shortest range that has all of it.
+  const begins = (history.series.requests || []).findIndex((value) => value != null);
+  const recorded = begins < 0 ? 0 : SECONDS - begins;
+  const seconds = Number(query.get("range")) || RANGES.find(([each]) => each >= recorded)[0];
+  const times = history.times.slice(-seconds);
+  const series = Object.fromEntries(Object.entries(history.series).map(([name, values]) => [name, values.slice(-seconds)]));
   const line = (label, name, colour) => ({ label, values: series[name] || [], colour });
   const shards = (name) => Object.keys(series).filter((each) => each.startsWith(`${name}.`)).slice(0, 4)
     .map((each, at) => line(`shard ${each.split(".")[1]}`, each, at + 1));
   const rate = (value) => `${short(value)}/s`;
   const ms = (value) => `${short(value)} ms`;
-  return html`<div class="charts">
+  return html`<div class="title"><h2>Last ${duration(seconds * 1000)}</h2><div class="segmented" role="group" aria-label="Range of the charts">${RANGES.map(([each, words]) => html`
+    <button class="small" aria-pressed=${each === seconds} onClick=${() => setQuery({ range: each })}>${words}</button>`)}</div></div><div class="charts">
     <${Chart} title="Records" times=${times} format=${rate} series=${[line("appended", "records_appended", 1), line("read", "records_read", 2)]} />
     <${Chart} title="Requests" times=${times} format=${rate} series=${[line("all", "requests", 1), line("throttled", "throttled", 3), line("errors", "errors", 4)]} />
-    <${Chart} title="Log written" times=${times} format=${(value) => `${size(value)}/s`} series=${[line("bytes", "bytes_logged", 1)]} />
+    <${Chart} title="Log written" times=${times} isBytes=${true} format=${(value) => `${size(value)}/s`} series=${[line("bytes", "bytes_logged", 1)]} />
     <${Chart} title="Append acknowledged" times=${times} format=${ms} series=${[line("p50", "ack_p50_ms", 1), line("p99", "ack_p99_ms", 3)]} />
     <${Chart} title="Disk sync (fsync)" times=${times} format=${ms} series=${[line("p50", "fsync_p50_ms", 1), line("p99", "fsync_p99_ms", 3)]} />
     <${Chart} title="Pressure" times=${times} max=${2} format=${(value) => ["none", "pacing", "throttling"][Math.round(value)] || ""} series=${[line("level", "pressure", 4)]} />
     <${Chart} title="CPU of shards (cores)" times=${times} max=${1} format=${short} series=${shards("shard_cpu")} />
     <${Chart} title="Event loop lag of shards" times=${times} max=${5} format=${ms} series=${shards("shard_lag_ms")} />
-    <${Chart} title="Memory of shards" times=${times} format=${size} series=${shards("shard_bytes")} />
-    <${Chart} title="Disk free" times=${times} format=${size} series=${[line("free", "disk_free_bytes", 2)]} />
+    <${Chart} title="Memory of shards" times=${times} isBytes=${true} format=${size} series=${shards("shard_bytes")} />
+    <${Chart} title="Disk free" times=${times} isBytes=${true} format=${size} series=${[line("free", "disk_free_bytes", 2)]} />
   </div>`;
 }
 
@@ -114,7 +122,7 @@ export function Processes({ status }) {
     number("In flight", "in_flight"), ...tail]} />`;
 }
 
-export function Overview() {
+export function Overview({ query }) {
   const { data: status, error } = useData((signal) => get("/v0/status", {}, signal), [], 3000);
   if (!status) return html`<h1>Overview</h1><${Problem} error=${error} />${!error && html`<${Loading} />`}`;
   const { disk, queues, routers } = status;
@@ -129,5 +137,5 @@ export function Overview() {
       <${Tile} label="Routers" value=${count(routers.routers)} href="#/routers" tone=${routers.blocked_routers ? "bad" : ""} sub=${routers.blocked_routers ? `${routers.blocked_routers} blocked` : `${count(routers.lag)} records behind`} />
       <${Tile} label="Open streams" value=${count(status.sse_connections)} sub=${`${count(status.watch_sessions)} watch sessions`} />
     <//>
-    <h2>Last 15 minutes</h2><${Charts} /><${Processes} status=${status} />`;
+    <${Charts} query=${query} /><${Processes} status=${status} />`;
 }

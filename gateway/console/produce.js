@@ -1,9 +1,10 @@
 // Appends records: one or a batch, checked before they are sent; a record can be copied here and edited.
 
-import { box, get, send } from "./api.js";
+import { box, get, hasField, send } from "./api.js";
 import { asCurl } from "./records.js";
 import { Badge, Copy, Problem, boxPath, count, html, useEffect, useState } from "./ui.js";
 
+const QUEUE_FIELDS = [["ordering_key", "Ordering key", {}], ["delay_ms", "Delay (ms)", { type: "number", min: 0 }], ["job_priority", "Priority (0–9)", { type: "number", min: 0, max: 9 }]];
 const EXAMPLE = '{"hello": "world"}';
 
 // What a schema says about a value, for the part of JSON Schema that people write most. The server has the last word.
@@ -78,7 +79,7 @@ export function Produce({ name, state, query }) {
       <textarea class="editor" data-search aria-label="Data, as JSON" aria-invalid=${Boolean(result.error)} spellcheck=${false} rows="14" value=${text} onInput=${(e) => setText(e.target.value)}></textarea>
       <p class=${result.error || metaError ? "bad" : "good"} role="status" id="check">${result.error || metaError || (isBatch ? `${count(result.parts.length)} records, all valid` : "Valid JSON")}</p>
       <div class="grid">${field("tag", "Tag")}${field("node", "Node")}${field("meta", "Meta (JSON)")}
-        ${isQueue && html`${field("ordering_key", "Ordering key")}${field("delay_ms", "Delay (ms)", { type: "number", min: 0 })}${field("job_priority", "Priority (0–9)", { type: "number", min: 0, max: 9 })}`}</div>
+        ${isQueue && QUEUE_FIELDS.filter(([id]) => hasField("NewRecord", id)).map(([id, label, more]) => field(id, label, more))}</div>
       <div class="bar"><button type="submit" disabled=${Boolean(result.error || metaError)}>Append</button>
         <${Copy} text=${() => (result.parts ? asCurl(name, JSON.parse(`{"records":[${recordTexts().join(",")}]}`)) : "")}>Copy as curl<//></div>
       <${Problem} error=${problem} /></form>

@@ -1,14 +1,15 @@
 // The config of a box: shown with its meaning, changed field by field; trimming and deleting, after the name is typed.
 
-import { box, send } from "./api.js";
+import { box, hasField, send, serverRoutes } from "./api.js";
 import { Code, Confirm, Problem, Select, count, go, html, useState } from "./ui.js";
 
 // A dry run of a delete: the records that it would remove, counted where the server counts, else bounded by the seqs.
 async function countDeleted(name, state, before) {
-  try {
+  await serverRoutes();
+  if (hasField("DeleteBody", "dry_run")) {
     const answer = await send("POST", box(name, "/delete"), { before_seq: before, dry_run: true });
     return `${count(answer.deleted)} records`;
-  } catch {
+  } else {
     return before > state.head_seq ? `all ${count(state.count)} records` : `at most ${count(Math.max(0, Math.min(before - state.earliest_seq, state.count)))} records`;
   }
 }

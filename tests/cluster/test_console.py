@@ -84,7 +84,7 @@ def test_a_person_with_a_key_follows_a_box_and_writes_to_it(site: Site) -> None:
     console.wait_for("This server asks for a key")
     console.type("#key", WHOLE)
     console.click("#ask button")
-    console.wait_for("Shards", "Gateways", "Forget key", "Last 15 minutes")
+    console.wait_for("Shards", "Gateways", "Forget key", "Event loop lag of shards")
     assert console.run("Object.keys(localStorage).length + document.cookie.length") == 0
     assert WHOLE not in console.run("location.href + document.documentElement.outerHTML")
 

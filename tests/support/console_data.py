@@ -72,6 +72,13 @@ def fill(client: httpx2.Client) -> None:
     call("PUT", "/v0/boxes/orders/groups/billing", {"cursor": 1100})
     call("PUT", "/v0/boxes/orders/groups/search-index", {"cursor": 1200})
     call("POST", "/v0/boxes/clicks/delete", {"before_seq": 200})
+    nightly = {
+        "box": "emails",
+        "record": {"data": "digest"},
+        "cron": "0 3 * * *",
+        "time_zone": "Europe/Berlin",
+    }
+    call("PUT", "/v0/schedules/nightly-digest", nightly)
     call("POST", "/v1/basins", {"basin": "my-first-basin"})
     inside = {"s2-basin": "my-first-basin"}
     call("POST", "/v1/streams", {"stream": "sensors"}, **inside)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, repeat
 from typing import Final
 
@@ -31,7 +31,6 @@ KEPT_MAX: Final = 16
 NAMES_MAX: Final = 2_000_000
 #: Boxes that one step walks: less than a millisecond.
 STEP_BOXES: Final = 1024
-_GROUPS_A_UNIT: Final = 16
 
 
 def lag_of(box: Box) -> int:
@@ -44,20 +43,6 @@ def lag_of(box: Box) -> int:
         least = min(group.cursor for _, group in box.groups.items())
         lag = max(lag, box.log.visible_seq - least)
     return lag
-
-
-def _ready(box: Box) -> int:
-    return -1 if box.queue is None else box.queue.ready(box.log.count)
-
-
-_KEYS: Final[dict[str, Callable[[Box], int]]] = {
-    "name": lambda box: 0,
-    "count": lambda box: box.log.count,
-    "bytes": lambda box: box.log.bytes,
-    "last_write": lambda box: box.log.visible_ts,
-    "ready": _ready,
-    "lag": lag_of,
-}
 
 
 class BoxOrdering:
@@ -87,28 +72,27 @@ class BoxOrdering:
         """Walk the next boxes."""
         command, prefix = self._command, self._prefixes[-1]
         start = max(prefix, self._after)
-        names: list[str] = []
-        keys: list[float] = []
-        units = STEP_BOXES
-        for name in boxes.irange(minimum=start, inclusive=(start != self._after or not start, True)):
-            if not name.startswith(prefix):
-                break
-            if units <= 0:
-                self._add(names, keys)
-                return
-            self._after = name
-            units -= 1
-            box = boxes[name]
-            if (
-                (command.text and command.text not in name)
-                or (command.kind and box.config.type != command.kind)
-                or (command.durability and box.config.durability != command.durability)
-            ):
-                continue
-            units -= len(box.groups) // _GROUPS_A_UNIT
-            names.append(name)
-            keys.append(self._key(box))
-        self._add(names, keys)
+        is_first = start != self._after or not start
+        names = list(islice(boxes.irange(minimum=start, inclusive=(is_first, True)), STEP_BOXES))
+        is_last = len(names) < STEP_BOXES
+        if prefix and names and not names[-1].startswith(prefix):
+            names = [name for name in names if name.startswith(prefix)]
+            is_last = True
+        if names:
+            self._after = names[-1]
+        if command.text:
+            names = [name for name in names if command.text in name]
+        chunk = [boxes[name] for name in names]
+        if command.kind or command.durability:
+            chunk = [
+                box
+                for box in chunk
+                if command.kind in ("", box.config.type) and command.durability in ("", box.config.durability)
+            ]
+            names = [box.name for box in chunk]
+        self._add(names, self._keys_of(chunk))
+        if not is_last:
+            return
         self._prefixes.pop()
         self._after = ""
         if self.is_complete:
@@ -119,10 +103,22 @@ class BoxOrdering:
                 *(zip(keys, repeat(at), names, strict=False) for at, (keys, names) in enumerate(self._chunks))
             )
 
-    def _key(self, box: Box) -> float:
-        if self._walk is not None:
-            return self._walk.rate_of(box.generation, box.log.visible_seq)
-        return _KEYS[self._command.sort](box)
+    def _keys_of(self, chunk: list[Box]) -> list[float]:
+        """Return the numbers to sort by: one expression a box, because this is most of the cost of a walk."""
+        sort, walk = self._command.sort, self._walk
+        if walk is not None:
+            return [walk.rate_of(box.generation, box.log.visible_seq) for box in chunk]
+        if sort == "count":
+            return [box.log.count for box in chunk]
+        if sort == "bytes":
+            return [box.log.bytes for box in chunk]
+        if sort == "last_write":
+            return [box.log.visible_ts for box in chunk]
+        if sort == "ready":
+            return [-1 if box.queue is None else box.queue.ready(box.log.count) for box in chunk]
+        if sort == "lag":
+            return [lag_of(box) if box.outboxes or len(box.groups) else 0 for box in chunk]
+        return [0] * len(chunk)
 
     def _add(self, names: list[str], keys: list[float]) -> None:
         """Sort a chunk. Boxes with equal keys stay in the order of their names."""
