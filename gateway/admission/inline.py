@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from types import coroutine as generator_coroutine
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
@@ -129,6 +129,34 @@ class InlineCoroutine(Generic[Result]):
         self._task = None
         return Abort.SUCCEEDED
 
+
+class ResumeLoop:
+    """A loop that resumes coroutines, one after the other. Work that is cheaper once for all of them, such as
+    a send on a link, is done at its end."""
+
+    __slots__ = ()
+
+    #: Functions to call at the end of the current loop; None outside of loops.
+    _at_end: ClassVar[dict[Callable[[], None], None] | None] = None
+
+    def __enter__(self) -> None:
+        ResumeLoop._at_end = {}
+
+    def __exit__(self, *_: object) -> None:
+        functions, ResumeLoop._at_end = ResumeLoop._at_end, None
+        for function in functions or ():
+            function()
+
+    @classmethod
+    def call_at_end(cls, function: Callable[[], None]) -> bool:
+        """Call a function once at the end of the current loop. Returns False if there is no loop."""
+        if cls._at_end is None:
+            return False
+        cls._at_end[function] = None
+        return True
+
+
+resume_loop: Final = ResumeLoop()
 
 #: The coroutine that runs inline now. None in a task.
 current_run: InlineCoroutine[Any] | None = None

@@ -38,7 +38,7 @@ import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 from gateway.admission.fair_queue import FairQueue
-from gateway.admission.inline import suspend
+from gateway.admission.inline import resume_loop, suspend
 from gateway.admission.waiter import Waiter
 
 #: The cost of a small request, in bytes: serving it takes as long as copying this many through a gateway.
@@ -234,7 +234,8 @@ class RequestScheduler:
         """Begin one turn's work in each turn of the event loop. Sleeps while no request waits."""
         while True:
             while self._urgent or self._others:
-                self._give(self._turn_cost)
+                with resume_loop:
+                    self._give(self._turn_cost)
                 await trio.lowlevel.checkpoint()
             self._work_left = self._turn_cost
             self._urgent_work_left = self._work_left * URGENT_PART
@@ -261,12 +262,13 @@ class RequestScheduler:
         epoll, asleep = self._epoll, self._asleep
         while True:
             await trio.lowlevel.wait_readable(epoll.fileno())
-            for fd, _ in epoll.poll(0):
-                waiter = asleep.pop(fd, None)
-                if waiter is not None:
-                    self._on_readable(waiter)
-                else:  # its connection is busy
-                    self._unwatch(fd)
+            with resume_loop:
+                for fd, _ in epoll.poll(0):
+                    waiter = asleep.pop(fd, None)
+                    if waiter is not None:
+                        self._on_readable(waiter)
+                    else:  # its connection is busy
+                        self._unwatch(fd)
             if self._urgent or self._others:
                 self._wake_giver()
 

@@ -28,6 +28,7 @@ import trio
 from trio.lowlevel import current_task, wait_task_rescheduled
 
 from gateway.admission import inline
+from gateway.admission.inline import resume_loop
 from gateway.requests.request import Buffer
 from gateway.shards.process_states import StatesReader
 from gateway.shards.unix_sockets import connectable_path
@@ -162,15 +163,15 @@ class Link:
             unsent.put(frame_head)
             unsent.put(body)
         # An urgent request, and one request every `_SEND_EVERY_S`, is sent at once. All others wait for the
-        # end of this turn of the event loop and go in one `sendmsg`. A long turn is sent in pieces, so that
-        # the shard already works while we still read.
+        # end of the loop that resumes them, or of this turn of the event loop, and go in one `sendmsg`. A
+        # long turn is sent in pieces, so that the shard already works while we still read.
         now_s = trio.current_time()
         if now_s >= self._send_next_s:
             self._send_next_s = now_s + _SEND_EVERY_S
             self._send()
         elif self._is_urgent or len(waiting) == 1 or len(unsent) >= _SEND_AT_BUFFERS:
             self._send()
-        if unsent:
+        if unsent and not resume_loop.call_at_end(self._flush):
             unsent.wake_sender()
         return id
 
@@ -291,7 +292,6 @@ class Link:
 
     async def _keep_receiving(self, sock: socket.socket) -> None:
         receiver = wire.Receiver()
-        reschedule, value = trio.lowlevel.reschedule, outcome.Value
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
@@ -305,21 +305,27 @@ class Link:
                 self._is_stalled = False
                 self.is_up = True
                 log.warning("the shard answers again", shard=self.shard)
-            for message in receiver.parse(count):
-                entry = self._waiting.pop(message.id, None)
-                if entry is not None:
-                    waiter = entry[0]
-                    if isinstance(waiter, inline.InlineCoroutine):
-                        waiter.resume(message)
-                    elif isinstance(waiter, trio.lowlevel.Task):
-                        reschedule(waiter, value(message))
-                    else:
-                        waiter(_failure(message.body) if message.flags & wire.FAILED else message)
-                elif message.op == wire.OP_HELLO:
-                    self.is_up = True
-                    self._came_up.set()
-                    self._is_decided.set()
-                # else the caller has withdrawn the request
+            messages = receiver.parse(count)
+            with resume_loop:
+                self._answer_all(messages)
+
+    def _answer_all(self, messages: list[wire.Message]) -> None:
+        """Hand answers to the requests that wait for them."""
+        for message in messages:
+            entry = self._waiting.pop(message.id, None)
+            if entry is not None:
+                waiter = entry[0]
+                if isinstance(waiter, inline.InlineCoroutine):
+                    waiter.resume(message)
+                elif isinstance(waiter, trio.lowlevel.Task):
+                    trio.lowlevel.reschedule(waiter, outcome.Value(message))
+                else:
+                    waiter(_failure(message.body) if message.flags & wire.FAILED else message)
+            elif message.op == wire.OP_HELLO:
+                self.is_up = True
+                self._came_up.set()
+                self._is_decided.set()
+            # else the caller has withdrawn the request
 
     def _send(self) -> None:
         """Send as much as the socket accepts now."""
@@ -330,6 +336,12 @@ class Link:
             except OSError:
                 # The receiving side notices too and takes the link down. The remaining bytes were not sent.
                 unsent.clear()
+
+    def _flush(self) -> None:
+        """Send what the requests of one loop have put."""
+        self._send()
+        if self._unsent:
+            self._unsent.wake_sender()
 
     async def _keep_checking(self) -> None:
         """Fail requests whose answers do not come in time."""

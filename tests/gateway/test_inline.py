@@ -9,7 +9,7 @@ import trio.testing
 
 from gateway.admission import inline
 from gateway.admission.append_limiter import BODY_WINDOW_BYTES, AppendLimiter
-from gateway.admission.inline import InlineCoroutine, leave_task, need_task, suspend
+from gateway.admission.inline import InlineCoroutine, leave_task, need_task, resume_loop, suspend
 from gateway.admission.memory import EVERYONE, MemoryBudget
 from gateway.admission.waiter import Waiter
 from streams.protocol.telemetry.pressure import Thresholds
@@ -174,3 +174,18 @@ async def test_a_full_limiter_and_a_full_budget_are_waited_for_in_the_task() -> 
         budget.give(EVERYONE, 100)
     assert places.seen == ["task", "task", "inline"]
     assert limiter.in_flight == 2 and budget.bytes_used == 2
+
+
+async def test_work_for_the_end_of_a_loop_runs_once_after_the_last_coroutine() -> None:
+    steps: list[str] = []
+
+    def flush() -> None:
+        steps.append("flushed")
+
+    assert not resume_loop.call_at_end(flush), "there is no loop"
+    with resume_loop:
+        for number in range(2):
+            assert resume_loop.call_at_end(flush)
+            steps.append(f"resumed {number}")
+    assert steps == ["resumed 0", "resumed 1", "flushed"]
+    assert not resume_loop.call_at_end(flush)
