@@ -296,6 +296,7 @@ class Shard:
             self._store,
             now_ms=timekeeper.now_ms,
             observe_clock=timekeeper.observe,
+            wall_ahead_ms=timekeeper.wall_ahead_ms,
             settings=engine_settings(self._config),
             disk=self._disk,
             export_folder=self._export_folder,

@@ -79,6 +79,8 @@ RULES: Final[dict[str, Rule]] = {
     "POST /v0/boxes/{box}/ack": _box(WRITE),
     "POST /v0/boxes/{box}/nack": _box(WRITE),
     "POST /v0/boxes/{box}/extend": _box(WRITE),
+    "POST /v0/boxes/{box}/reschedule": _box(WRITE),
+    "POST /v0/boxes/{box}/reprioritize": _box(WRITE),
     "POST /v0/boxes/{box}/pause": _box(ADMIN),
     "POST /v0/boxes/{box}/resume": _box(ADMIN),
     "GET /v0/boxes/{box}/work": _box(READ | WRITE, takes_token=True),

@@ -205,6 +205,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "POST /v0/boxes/{box}/extend": _queue_operation(
         "Extend the leases of jobs.", replies.ExtendReply, bodies.ExtendBody
     ),
+    "POST /v0/boxes/{box}/reschedule": _queue_operation(
+        "Give waiting jobs another time.", replies.RescheduleReply, bodies.RescheduleBody
+    ),
+    "POST /v0/boxes/{box}/reprioritize": _queue_operation(
+        "Give waiting jobs another priority.", replies.ReprioritizeReply, bodies.ReprioritizeBody
+    ),
     "POST /v0/boxes/{box}/pause": _queue_operation(
         "Pause a queue: claims get no jobs.", replies.PauseReply, bodies.PauseBody, is_body_required=False
     ),

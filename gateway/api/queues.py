@@ -48,6 +48,12 @@ class QueueApi:
     async def extend(self, request: Request, box: str, rest: str) -> Response:
         return await self._forward(wire.OP_EXTEND, request, box)
 
+    async def reschedule(self, request: Request, box: str, rest: str) -> Response:
+        return await self._forward(wire.OP_RESCHEDULE, request, box)
+
+    async def reprioritize(self, request: Request, box: str, rest: str) -> Response:
+        return await self._forward(wire.OP_REPRIORITIZE, request, box)
+
     async def pause(self, request: Request, box: str, rest: str) -> Response:
         return await self._set_paused(request, box, is_paused=True)
 

@@ -107,6 +107,8 @@ def build_route_table(
             "ack": {"POST": queues.ack},
             "nack": {"POST": queues.nack},
             "extend": {"POST": queues.extend},
+            "reschedule": {"POST": queues.reschedule},
+            "reprioritize": {"POST": queues.reprioritize},
             "pause": {"POST": queues.pause},
             "resume": {"POST": queues.resume},
             "work": {"GET": queues.work},

@@ -13,6 +13,18 @@ from collections.abc import Sequence
 import msgspec
 from pyroaring import BitMap64
 
+from shard.core.queue_changes import JobEntry as JobEntry
+from shard.core.queue_changes import JobsCounted as JobsCounted
+from shard.core.queue_changes import JobsExtended as JobsExtended
+from shard.core.queue_changes import JobsLeased as JobsLeased
+from shard.core.queue_changes import JobsReprioritized as JobsReprioritized
+from shard.core.queue_changes import JobsRescheduled as JobsRescheduled
+from shard.core.queue_changes import JobsRestated as JobsRestated
+from shard.core.queue_changes import JobsReturned as JobsReturned
+from shard.core.queue_changes import LineFacts as LineFacts
+from shard.core.queue_changes import MovesDone as MovesDone
+from shard.core.queue_changes import MovesPlanned as MovesPlanned
+from shard.core.queue_changes import QueueFacts as QueueFacts
 from shard.core.transaction_changes import TxnCommitted as TxnCommitted
 from shard.core.transaction_changes import TxnDropped as TxnDropped
 from shard.core.transaction_changes import TxnForgotten as TxnForgotten
@@ -227,87 +239,6 @@ class ShardRested(msgspec.Struct, frozen=True):
     at_ms: int
 
 
-class JobsLeased(msgspec.Struct, frozen=True):
-    """Jobs of a queue were given out. Logged only where leases are as durable as the box."""
-
-    generation: int
-    lease_id: str
-    node: str
-    deadline_ms: int
-    #: The highest seq given out so far.
-    fresh_seq: int
-    seqs: Sequence[int]
-    #: How often each of them has been delivered, this time included.
-    deliveries: Sequence[int]
-    #: The connection that the leases end with; 0 = none.
-    holder: int = 0
-    at_ms: int = 0
-
-
-class JobsExtended(msgspec.Struct, frozen=True):
-    generation: int
-    seqs: Sequence[int]
-    deadline_ms: int
-    at_ms: int = 0
-
-
-class JobsReturned(msgspec.Struct, frozen=True):
-    """Leases were given up. The jobs can be claimed from `ready_ms` on; 0 = at once."""
-
-    generation: int
-    seqs: Sequence[int]
-    deliveries: Sequence[int]
-    ready_ms: int = 0
-    at_ms: int = 0
-
-
-class JobsCounted(msgspec.Struct, frozen=True):
-    """How often jobs have been delivered, where the leases themselves are not logged."""
-
-    generation: int
-    seqs: Sequence[int]
-    deliveries: Sequence[int]
-
-
-#: (seq, deliveries, lease id, node, holder, when the lease or the delay is over).
-JobEntry = tuple[int, int, str, str, int, int]
-
-
-class JobsRestated(msgspec.Struct, frozen=True):
-    """All that is known of the jobs of a queue. The first of several says that earlier words do not count."""
-
-    generation: int
-    fresh_seq: int
-    is_first: bool
-    jobs: Sequence[JobEntry]
-
-
-class MovesPlanned(msgspec.Struct, frozen=True):
-    """Records are to move to another box; each gets the next position of the line that leads there."""
-
-    generation: int
-    dest: str
-    is_dead: bool
-    #: 0 = a position without a record: the other box is known to be past it.
-    seqs: Sequence[int]
-    deliveries: Sequence[int]
-    #: Bytes of each.
-    sizes: Sequence[int]
-
-
-class MovesDone(msgspec.Struct, frozen=True):
-    """The other box has the line up to `position`: these records are deleted here."""
-
-    generation: int
-    dest: str
-    is_dead: bool
-    position: int
-    #: Those that are live, in order, and their bytes in each batch that holds some of them.
-    seqs: Sequence[int]
-    sizes: Sequence[int]
-    at_ms: int
-
-
 class GroupCommitted(msgspec.Struct, frozen=True):
     generation: int
     group: str
@@ -423,20 +354,6 @@ class SegmentFacts(msgspec.Struct, array_like=True, gc=False):
     is_cold: bool = False
     #: As in `SegmentSealed`; empty in a snapshot, where the file says it.
     columns: bytes = b""
-
-
-class QueueFacts(msgspec.Struct, kw_only=True):
-    fresh_seq: int = 0
-    jobs: Sequence[JobEntry] = ()
-    dead_lettered: int = 0
-
-
-class LineFacts(msgspec.Struct, kw_only=True):
-    dest: str
-    is_dead: bool
-    position: int
-    #: (seq, deliveries, bytes) of the positions after it; zeros for a record that is gone.
-    moves: Sequence[tuple[int, int, int]]
 
 
 class StreamFacts(msgspec.Struct, kw_only=True):
@@ -604,6 +521,8 @@ Change = (
     | JobsReturned
     | JobsCounted
     | JobsRestated
+    | JobsRescheduled
+    | JobsReprioritized
     | MovesPlanned
     | MovesDone
     | GroupCommitted

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from sortedcontainers import SortedDict
 
 from shard.core import changes, features
-from shard.core.boxes.box import RESERVE_SEQS, Box, placeholder
+from shard.core.boxes.box import RESERVE_SEQS, Box
 from shard.core.boxes.box_rates import BoxRates
 from shard.core.boxes.key_expiry import KeyExpiry
 from shard.core.boxes.unsealed import UnsealedBoxes
@@ -30,6 +30,7 @@ from shard.core.durability import Durability, ReplyKind, Stage
 from shard.core.kernel import DoesNotApply, Kernel
 from shard.core.limits.quota import Quota
 from shard.core.outcome import LogEntries, Outcome, reply_after
+from shard.core.queues.queue import Queue
 from shard.core.transactions.unrendered import NotRendered
 from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError, Throttled
 from streams.protocol.messages import commands, forwards
@@ -42,8 +43,22 @@ from streams.protocol.telemetry.reports import TallyReport
 #: cut does not make it report a loss that cannot have happened.
 RESERVATION_IDLE_MS = 5_000
 
+#: Changes of the system clock below this arm no timers again.
+_AHEAD_MS_NOISE = 5
+
 #: More than there can be shards. With it a generation stays below 2**53 until the year 2248.
 GENERATIONS_PER_MS = 1024
+
+
+def placeholder(change: changes.BoxCreated) -> Box:
+    """The box that a write would make, to check the write against."""
+    return Box(
+        name=change.name,
+        generation=change.generation,
+        config=change.config,
+        created_ms=change.at_ms,
+        reserved_seq=change.reserved_seq,
+    )
 
 
 class BoxChange(Protocol):
@@ -104,6 +119,9 @@ class Context(Kernel):
         #: Idempotency keys that are remembered.
         self.keys_kept = 0
         self.key_expiry = KeyExpiry()
+        #: Queues with jobs that wait for the system clock, and the difference that their timers are for.
+        self._scheduled_boxes: dict[int, Box] = {}
+        self._timers_ahead_ms = 0
         # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
@@ -151,7 +169,7 @@ class Context(Kernel):
         if box.stream is not None:
             self.streams.expire(box, box.stream, now_ms, entries)
         if box.config.ttl_ms:
-            floor = box.floor_for_ttl(now_ms)
+            floor = box.floor_for_ttl(now_ms, self.wall_ahead_ms)
             if floor:
                 self.stage(box.plan_eviction(floor, "ttl", now_ms), box, entries)
 
@@ -167,7 +185,7 @@ class Context(Kernel):
 
     def arm_timer(self, box: Box) -> None:
         """Arms the timer for the next tick that this box needs."""
-        due_ms = box.queue.next_due_ms() if box.queue is not None else None
+        due_ms = self._job_due_ms(box.queue, box) if box.queue is not None else None
         if box.stream is not None:
             due_ms = box.stream.due_ms()
         candidates = (box.expiry_ms(), self.idle_ms(box), box.gone_ms(), due_ms)
@@ -175,6 +193,26 @@ class Context(Kernel):
         if not times:
             return
         self.arm_timer_at(box, min(times))
+
+    def _job_due_ms(self, queue: Queue, box: Box) -> int | None:
+        due_ms, wall_ms = queue.next_due_ms(), queue.next_wall_ms()
+        if wall_ms is None:
+            self._scheduled_boxes.pop(box.generation, None)
+            return due_ms
+        self._scheduled_boxes[box.generation] = box
+        at_ms = wall_ms - self.wall_ahead_ms
+        return at_ms if due_ms is None else min(at_ms, due_ms)
+
+    def follow_system_clock(self) -> None:
+        """Arm the timers of jobs that wait for the system clock again, if it was set."""
+        if abs(self.wall_ahead_ms - self._timers_ahead_ms) < _AHEAD_MS_NOISE:
+            return
+        self._timers_ahead_ms = self.wall_ahead_ms
+        for generation, box in list(self._scheduled_boxes.items()):
+            if generation in self.generations:
+                self.arm_timer(box)
+            else:
+                del self._scheduled_boxes[generation]
 
     def arm_timer_at(self, box: Box, when: int) -> None:
         if self._deadline_of.get(box.generation, when + 1) > when:
@@ -317,6 +355,7 @@ class Context(Kernel):
 
     def next_due_box(self, now_ms: int) -> Box | None:
         """Takes the next box whose timer has run out; None if there is none."""
+        self.follow_system_clock()
         when = self.next_box_ms()
         if when is None or when > now_ms:
             return None

@@ -206,7 +206,7 @@ class Machine(Context):
                 needs.append(missing.with_traceback(None))
                 self.arm_timer_at(box, now_ms + FETCH_MS)
                 continue
-            back = box.queue.advance(now_ms) if box.queue is not None else 0
+            back = box.queue.advance(now_ms, now_ms + self.wall_ahead_ms) if box.queue is not None else 0
             if back:
                 wakes.append(box.name)
             jobs_back += back

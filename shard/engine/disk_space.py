@@ -124,6 +124,8 @@ LOGGED_COMMANDS = frozenset(
         queues.Nack,
         queues.Extend,
         queues.SetPaused,
+        queues.Reschedule,
+        queues.Reprioritize,
         queues.DeleteGroup,
         bulk.TxnCommit,
         bulk.TxnAbort,

@@ -133,6 +133,7 @@ class Engine:
         needs_lsn: int = 0,
         upload_target: UploadTarget | None = None,
         observe_clock: Callable[[], int] = lambda: 0,
+        wall_ahead_ms: Callable[[int], int] = lambda now_ms: 0,
         faults: Faults | None = None,
     ) -> None:
         """`now_ms` reads the time of the core. `observe_clock`, called about once a second, makes it follow
@@ -155,7 +156,8 @@ class Engine:
         )
         self.staging = Staging(machine, self._committer)
         self._replies = ParkedReplies(machine.uploading)
-        self._execution = Execution(machine, self._cache, self._fetcher, self.staging, self._replies, now_ms)
+        clocks = now_ms, wall_ahead_ms
+        self._execution = Execution(machine, self._cache, self._fetcher, self.staging, self._replies, *clocks)
         self._ticker = Ticker(now_ms, self._next_deadline_ms, self._observe_clock, self._tick)
         self.delivery = Delivery(
             self._execution,
@@ -449,6 +451,7 @@ class Engine:
         self.machine.wall_ahead_ms = self._observe_system_clock()
 
     def _tick(self, now_ms: int, now_s: float) -> None:
+        self._execution.pass_wall_clock(now_ms)
         outcome = (
             Outcome([], None)
             if self._committer.waits_for_space

@@ -25,9 +25,11 @@ class Execution:
         staging: Staging,
         replies: ParkedReplies,
         now_ms: Callable[[], int],
+        wall_ahead_ms: Callable[[int], int] = lambda now_ms: 0,
     ) -> None:
         self.machine = machine
         self.now_ms = now_ms
+        self._wall_ahead_ms = wall_ahead_ms
         self.send_when_ready = replies.send_when_ready
         self._cache = cache
         self._fetcher = fetcher
@@ -40,10 +42,15 @@ class Execution:
         """Handle a command. `payloads` are those fetched for it so far: the cache may have evicted them."""
         if payloads:
             self._cache.add_all(payloads)
+        self.pass_wall_clock(now_ms)
         outcome = self.machine.handle(command, now_ms)
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable and not outcome.is_patient)
         return outcome
+
+    def pass_wall_clock(self, now_ms: int) -> None:
+        """Tell the machine how far the system clock is ahead of `now_ms`."""
+        self.machine.wall_ahead_ms = self._wall_ahead_ms(now_ms)
 
     def fetch(self, missing: Missing, command: Command | None, on_fetched: OnFetched) -> None:
         """Fetch data that is not in memory; `on_fetched` is called in this thread."""

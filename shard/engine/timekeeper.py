@@ -48,6 +48,10 @@ class Timekeeper:
     def now_ms(self) -> int:
         return self._clock.now_ms(self._monotonic_ns())
 
+    def wall_ahead_ms(self, now_ms: int) -> int:
+        """Return how far the system clock is ahead of the shard time `now_ms`."""
+        return self._wall_ns() // 1_000_000 - now_ms
+
     @property
     def behind_s(self) -> float:
         """Seconds that shard time is behind the system clock; negative if it is ahead."""

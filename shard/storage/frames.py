@@ -78,6 +78,8 @@ _KINDS: dict[type[Any], int] = {
     changes.JobsReturned: 32,
     changes.JobsCounted: 33,
     changes.JobsRestated: 34,
+    changes.JobsRescheduled: 35,
+    changes.JobsReprioritized: 40,
     changes.GroupCommitted: 36,
     changes.GroupDeleted: 37,
     changes.MovesPlanned: 38,

@@ -42,6 +42,8 @@ SETTINGS: Final[dict[str, tuple[Any, str]]] = {
     "dead_letter": (str, "Queue: box that receives dead letters."),
     "leases_durable": (None, "Queue: leases survive a restart."),
     "paused": (None, "Queue: claims get no jobs."),
+    "key_concurrency": (int, "Queue: jobs of one ordering key that are leased at a time; 0 = no limit."),
+    "fair": (None, "Queue: claims rotate over the ordering keys."),
     "rate_per_s": (float, "Queue: largest number of deliveries per second; 0 = no limit."),
 }
 

@@ -101,7 +101,13 @@ def ack(
 @_seqs
 @_node
 @_leases
-@click.option("--delay", "delay_ms", type=MILLIS, default=0, help="Deliver them again after this long.")
+@click.option(
+    "--delay",
+    "delay_ms",
+    type=MILLIS,
+    help="Deliver them again after this long (default: the queue's backoff).",
+)
+@click.option("--error", help="What went wrong; the next worker and the dead letter show it.")
 @server_options
 def nack(
     target: ServerTarget,
@@ -109,10 +115,13 @@ def nack(
     seqs: tuple[int, ...],
     node: str,
     lease_ids: tuple[str, ...],
-    delay_ms: int,
+    delay_ms: int | None,
+    error: str | None,
 ) -> None:
     """Return jobs to the queue, to be delivered again."""
-    _settle(target, queue, "nack", node, seqs, lease_ids, delay_ms=delay_ms)
+    fields = {"delay_ms": delay_ms, "error": error}
+    more = {name: value for name, value in fields.items() if value is not None}
+    _settle(target, queue, "nack", node, seqs, lease_ids, **more)
 
 
 @example("streams queue extend jobs 1 --node w1 --lease 5m")
@@ -192,6 +201,52 @@ def work(
     facts = {"done": statistics.done, "given_back": statistics.given_back, "lost": statistics.lost}
     if drain and not any(facts.values()):
         raise output.Nothing(f"{queue} has no ready job")
+    output.show_facts(facts, as_json=target.as_json)
+
+
+_some_seqs = click.argument("seqs", nargs=-1, type=int)
+_match = click.option("--match", help="All jobs with this tag; `user-*` for all tags that begin so.")
+
+
+def _select(seqs: Sequence[int], match: str | None) -> dict[str, Any]:
+    if bool(seqs) == (match is not None):
+        raise output.Refusal("name the jobs by SEQ or by --match, one of them")
+    if match is None:
+        return {"seqs": list(seqs)}
+    return {"match": ["tag", "Glob", match] if match.endswith("*") else match}
+
+
+@example("streams queue reschedule jobs 3 --delay 1h")
+@command.command("reschedule")
+@click.argument("queue")
+@_some_seqs
+@_match
+@click.option("--delay", "delay_ms", type=MILLIS, default=0, help="Deliver them after this long; 0 = now.")
+@server_options
+def reschedule(
+    target: ServerTarget, queue: str, seqs: tuple[int, ...], match: str | None, delay_ms: int
+) -> None:
+    """Give waiting and delayed jobs another time."""
+    with target.client() as client:
+        reply = client.queue(queue).reschedule(**_select(seqs, match), delay=delay_ms / 1000)
+    facts = {"rescheduled": reply.rescheduled, "skipped": reply.skipped, "more": reply.more}
+    output.show_facts(facts, as_json=target.as_json)
+
+
+@example("streams queue reprioritize jobs 3 --priority 9")
+@command.command("reprioritize")
+@click.argument("queue")
+@_some_seqs
+@_match
+@click.option("--priority", type=click.IntRange(0, 9), required=True, help="9 is delivered first.")
+@server_options
+def reprioritize(
+    target: ServerTarget, queue: str, seqs: tuple[int, ...], match: str | None, priority: int
+) -> None:
+    """Give waiting and delayed jobs another priority."""
+    with target.client() as client:
+        reply = client.queue(queue).reprioritize(**_select(seqs, match), job_priority=priority)
+    facts = {"reprioritized": reply.reprioritized, "skipped": reply.skipped, "more": reply.more}
     output.show_facts(facts, as_json=target.as_json)
 
 

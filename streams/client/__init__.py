@@ -10,6 +10,7 @@
     framing      a state as records of its box, and back; pure
     stores       snapshots outside of a box: a folder or an object store
     batching     when a batch is full or due; pure
+    job_times    delays and times of jobs in milliseconds; pure
     events       server-sent events out of bytes; pure
     concurrency  waiting and running side by side, for tasks and for threads
     transport    the only file that knows the HTTP library

@@ -30,6 +30,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str | None = None
     meta: dict[str, Any] | None = None
     ts: int | None = None
+    #: Of a job: key of its order, priority 0 to 9, and when it can be claimed: after a delay, or at a time.
+    ordering_key: str | None = None
+    job_priority: int = 0
+    delay_ms: int | None = None
+    deliver_at: int | None = None
 
 
 class RawRecord(Record, frozen=True):

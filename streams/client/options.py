@@ -16,6 +16,15 @@ class Times(TypedDict, total=False):
     uncapped: bool
 
 
+class Backoff(TypedDict, total=False):
+    """How long a job waits after a failed delivery."""
+
+    initial_ms: int
+    factor: float
+    max_ms: int
+    jitter: float
+
+
 class BoxSettings(TypedDict, total=False):
     """Settings of a box; one that is left out stays as it is, or is the default."""
 
@@ -41,6 +50,9 @@ class BoxSettings(TypedDict, total=False):
     leases_durable: bool
     paused: bool
     rate_per_s: float
+    retry_backoff: Backoff | None
+    key_concurrency: int
+    fair: bool
 
 
 class WriteFields(TypedDict, total=False):

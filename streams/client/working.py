@@ -17,9 +17,10 @@ DELAY_MS_FIRST, DELAY_MS_MAX = 1_000, 300_000
 class Nack(Exception):
     """Raise it in a handler to give a job back on purpose: after `delay_ms`, without a word in the log."""
 
-    def __init__(self, delay_ms: int = 0) -> None:
+    def __init__(self, delay_ms: int = 0, error: str | None = None) -> None:
         super().__init__(f"given back for {delay_ms} ms")
         self.delay_ms = delay_ms
+        self.error = error
 
 
 def delay_ms(deliveries: int) -> int:

@@ -58,7 +58,8 @@ CONTRACT = {
     WRITE: """
         POST /v0/boxes/{box}                POST /v0/boxes/{box}/ack        POST /v0/boxes/{box}/nack
         POST /v0/boxes/{box}/extend         PUT /v0/boxes/{box}/groups/{group}
-        PUT /v0/boxes/{box}/fence
+        PUT /v0/boxes/{box}/fence           POST /v0/boxes/{box}/reschedule
+        POST /v0/boxes/{box}/reprioritize
     """,
     READ | WRITE: """
         POST /v0/boxes/{box}/claim          GET /v0/boxes/{box}/work        POST /v0/boxes/{box}/requeue

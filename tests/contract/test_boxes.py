@@ -30,6 +30,9 @@ DEFAULTS = {
     "leases_durable": False,
     "paused": False,
     "rate_per_s": 0,
+    "retry_backoff": None,
+    "key_concurrency": 0,
+    "fair": False,
 }
 
 
@@ -201,6 +204,10 @@ ACCEPTED = [
     ("paused", True, True),
     ("rate_per_s", 0.5, 0.5),
     ("rate_per_s", 1_000_000, 1_000_000),
+    ("retry_backoff", None, None),
+    ("retry_backoff", {}, {"initial_ms": 1000, "factor": 2, "max_ms": 3_600_000, "jitter": 0.2}),
+    ("key_concurrency", 1, 1),
+    ("fair", True, True),
 ]
 
 
@@ -237,6 +244,8 @@ REFUSED = [
     ("max_deliveries", -1), ("max_deliveries", "3"),
     ("dead_letter", 5), ("dead_letter", "not a name"), ("dead_letter", ".x"),
     ("leases_durable", "yes"),
+    ("retry_backoff", 5), ("retry_backoff", {"jitter": 2}), ("retry_backoff", {"max": 1}),
+    ("key_concurrency", -1), ("fair", 1),
     ("paused", 1), ("rate_per_s", -1), ("rate_per_s", "1"), ("rate_per_s", 1_000_001),
 ]  # fmt: skip
 

@@ -156,6 +156,8 @@ STORY = [
     ("POST /v0/boxes/{box}/claim", QUEUE, {"node": "w"}, {}),
     ("POST /v0/boxes/{box}/resume", QUEUE, {}, {}),
     ("POST /v0/boxes/{box}/nack", QUEUE, JOB, {}),
+    ("POST /v0/boxes/{box}/reschedule", QUEUE, {"seqs": [1, 99], "delay_ms": 0}, {}),
+    ("POST /v0/boxes/{box}/reprioritize", QUEUE, {"match": "t", "job_priority": 1}, {}),
     ("POST /v0/boxes/{box}/ack", QUEUE, JOB, {}),
     ("POST /v0/boxes/{box}/requeue", QUEUE, {"from": "ok.log"}, {}),
     ("PUT /v0/boxes/{box}/groups/{group}", {**LOG, **GROUP}, {"cursor": 1}, {}),

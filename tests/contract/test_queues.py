@@ -455,3 +455,114 @@ def test_a_rate_bounds_what_claims_get(api, box):
     assert seqs_of(first) == [1, 2] and first["ready"] == 3
     assert seqs_of(api.claim(box, max=5, wait_ms=30_000))[0] == 3
     api.refused(api.send("PUT", f"/v0/boxes/{box}", {"rate_per_s": -1}), 400, "invalid_request", "rate_per_s")
+
+
+# -- time, errors, order
+
+
+def test_a_delayed_job_is_visible_and_claimable_at_its_time(api, box):
+    """§21: counted in `delayed`, visible to diff; a waiting claim gets it when its time has come."""
+    api.put(box, **QUEUE)
+    api.append(box, records=[{"data": 1, "delay_ms": 300, "ordering_key": "k", "job_priority": 2}])
+    assert totals(api, box) == (0, 0, 1) and api.seqs(box) == [1]
+    assert api.claim(box)["claimed"] == []
+    (job,) = api.claim(box, wait_ms=30_000)["claimed"]
+    assert (job["$ordering_key"], job["$job_priority"]) == ("k", 2)
+    assert job["$deliver_at"] >= job["$ts"] + 300 and job["deadline"] >= job["$deliver_at"] + 30_000
+    shown = api.diff(box, include_tags=True)["records"][0]
+    assert (shown["$ordering_key"], shown["$deliver_at"]) == ("k", job["$deliver_at"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"delay_ms": -1}, {"delay_ms": 1, "deliver_at": 9}, {"delay_ms": 10**12}, {"deliver_at": 10**15},
+        {"job_priority": 10}, {"job_priority": -1}, {"ordering_key": "x" * 257}, {"ordering_key": 1},
+    ],
+)  # fmt: skip
+def test_bad_job_fields_are_refused_by_name_and_write_nothing(api, box, fields):
+    """§21, §23"""
+    api.put(box, **QUEUE)
+    with api.unchanged(box):
+        response = api.post(box, {"records": [{"data": 1}, {"data": 2, **fields}]})
+        api.refused(response, 400, "invalid_request", next(iter(fields)))
+
+
+def test_a_log_takes_no_delays(api, box):
+    """§21: on a log box 400."""
+    api.put(box)
+    api.refused(api.post(box, {"records": [{"data": 1, "delay_ms": 5}]}), 400, "invalid_request", "delay_ms")
+
+
+def test_an_error_is_kept_cut_and_shown_to_the_next_worker(api, box):
+    """§21: `last_error`, `last_node`, `first_ts`; longer than 4 KiB is cut, never refused."""
+    filled(api, box, 1)
+    first = api.claim(box, "w1")["claimed"][0]
+    assert "first_ts" not in first
+    api.nack(box, 1, node="w1", error="\u00fc" * 5000)
+    second = api.claim(box, "w2")["claimed"][0]
+    assert (second["last_node"], second["last_error"]) == ("w1", "\u00fc" * 2048)
+    assert first["$ts"] <= second["first_ts"] <= second["deadline"]
+
+
+def test_a_backoff_delays_a_nack_without_a_delay(api, box):
+    """§21: `retry_backoff`; an explicit delay of 0 is at once."""
+    filled(api, box, 2, retry_backoff={"initial_ms": 60_000})
+    api.claim(box, max=2)
+    api.nack(box, 1)
+    api.nack(box, 2, delay_ms=0)
+    assert totals(api, box) == (1, 0, 1)
+
+
+def test_waiting_jobs_are_rescheduled_and_reprioritized(api, box):
+    """§21, §23: by seqs or match; leased and unknown jobs are skipped."""
+    api.put(box, **QUEUE)
+    api.append(box, records=[{"data": n, "tag": f"t-{n}"} for n in range(4)])
+    assert seqs_of(api.claim(box)) == [1]
+    answer = api.ok(api.call_queue(box, "reschedule", seqs=[1, 2, 99], delay_ms=60_000))
+    assert (answer["rescheduled"], answer["skipped"]) == (1, [1, 99])
+    answer = api.ok(api.call_queue(box, "reprioritize", match=["tag", "Glob", "t-3*"], job_priority=5))
+    assert answer["reprioritized"] == 1
+    assert seqs_of(api.claim(box, max=9)) == [4, 3]
+    api.ok(api.call_queue(box, "reschedule", match="t-1", deliver_at=0))
+    assert seqs_of(api.claim(box)) == [2]
+    for action, body in (
+        ("reschedule", {"delay_ms": 1}),
+        ("reschedule", {"seqs": [1], "match": "t", "delay_ms": 1}),
+        ("reschedule", {"seqs": [1]}),
+        ("reprioritize", {"seqs": [1], "job_priority": 10}),
+        ("reprioritize", {"seqs": [], "job_priority": 1}),
+    ):
+        api.refused(api.call_queue(box, action, **body), 400, "invalid_request")
+
+
+def test_a_key_is_leased_once_at_a_time_and_in_order(api, box):
+    """§23: `key_concurrency` 1."""
+    api.put(box, **QUEUE, key_concurrency=1)
+    api.append(box, records=[{"data": n, "ordering_key": "ab"[n % 2], "job_priority": n} for n in range(4)])
+    answer = api.claim(box, max=9)
+    assert seqs_of(answer) == [2, 1] and answer["ready"] == 2
+    assert api.claim(box, max=9)["claimed"] == []
+    api.ack(box, 2)
+    assert seqs_of(api.claim(box, max=9)) == [4]
+
+
+def test_a_fair_queue_rotates_over_its_keys(api, box):
+    """§23: `fair`; jobs without a key count as one key."""
+    api.put(box, **QUEUE, fair=True)
+    keys = [{"ordering_key": "noisy"}] * 20 + [{"ordering_key": "quiet"}] * 2 + [{}] * 2
+    api.append(box, records=[{"data": 1, **key} for key in keys])
+    owners = [job.get("$ordering_key") for job in api.claim(box, max=6)["claimed"]]
+    assert sorted(map(str, owners)) == ["None", "None", "noisy", "noisy", "quiet", "quiet"]
+
+
+def test_a_router_keeps_keys_and_priorities_and_drops_times(api, box):
+    """§21: router copies drop `deliver_at` and keep `ordering_key` and `job_priority`."""
+    api.put(box, **QUEUE)
+    api.put(f"{box}-copy", **QUEUE)
+    body = {"source": box, "dest": f"{box}-copy"}
+    api.ok(api.send("PUT", f"/v0/routers/{box}", body), 200, 201)
+    api.append(box, records=[{"data": 1, "delay_ms": 60_000, "ordering_key": "k", "job_priority": 4}])
+    (job,) = api.claim(f"{box}-copy", wait_ms=30_000)["claimed"]
+    assert (job["$ordering_key"], job["$job_priority"]) == ("k", 4) and "$deliver_at" not in job

@@ -55,7 +55,13 @@ def test_the_delivery_after_the_last_moves_the_job_instead(source: QueueDriver, 
     assert source.totals() == (0, 0, 2), "on the way they count as delayed"
     assert carry_all(source, dest) == 1
     first, second = letters(dest)
-    stamp = {"$dead_letter_from": "b", "$dead_letter_deliveries": 2, "$dead_letter_src_seq": 1}
+    stamp = {
+        "$dead_letter_from": "b",
+        "$dead_letter_deliveries": 2,
+        "$dead_letter_src_seq": 1,
+        "$dead_letter_node": "w",
+        "$dead_letter_ts": 1000,
+    }
     assert (first["data"], first["$tag"], first["$node"], first["meta"]) == (1.0, "t", "p", {"m": 1, **stamp})
     assert (second["data"], "$tag" in second, second["meta"]["$dead_letter_src_seq"]) == (2, False, 2)
     state = source.state()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shard.core.changes import JobsCounted, JobsLeased, JobsRestated, JobsReturned
+from shard.core.queues import job_index
 from shard.core.queues import jobs as jobs_module
 from shard.core.queues import queue as queue_module
 from shard.core.queues.jobs import share_evenly, share_in_order
@@ -217,7 +218,7 @@ def test_very_many_leases_that_end_at_once_are_looked_at_piece_by_piece(
     driver.claim(max=7)
     driver.now_ms += 1000
     queue = queue_of(driver)
-    assert [queue.advance(driver.now_ms) for _ in range(4)] == [3, 3, 1, 0]
+    assert [queue.advance(driver.now_ms, driver.now_ms) for _ in range(4)] == [3, 3, 1, 0]
 
 
 def test_leases_that_are_extended_for_ever_leave_no_heap_behind(driver: QueueDriver) -> None:
@@ -251,7 +252,7 @@ def test_jobs_that_wait_have_no_entry_and_acked_ones_leave_none(driver: QueueDri
 def test_jobs_that_are_deleted_together_leave_every_index(
     driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, before_seq: int, rebuilt_min: int
 ) -> None:
-    monkeypatch.setattr(queue_module, "_REBUILD_MIN", rebuilt_min)
+    monkeypatch.setattr(job_index, "_REBUILD_MIN", rebuilt_min)
     driver.append(*range(12))
     driver.claim(max=12, holder=7)
     driver.nack(1, 4, 5, 8, 10, 11)

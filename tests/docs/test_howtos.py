@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
 def test_sharing_jobs_and_committing_groups_work_as_typed(server: Server, tmp_path: Path) -> None:
     page = (HOWTO / "share-jobs.md").read_text()
     blocks = BLOCK.findall(page)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     found = statuses(run("".join(blocks[:2]), server, tmp_path))
     with Client(server.url) as client:
         queue = client.queue("jobs")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
-from streams.protocol.model.boxes import BoxConfig, BoxPatch, Timestamping, merge
+from streams.protocol.model.boxes import BoxConfig, BoxPatch, RetryBackoff, Timestamping, merge
 
 
 def merged(config: BoxConfig, *, exists: bool = True, **fields: Any) -> BoxConfig:
@@ -41,6 +41,9 @@ def test_every_field_can_be_set_and_the_others_stay() -> None:
         "leases_durable": True,
         "paused": True,
         "rate_per_s": 2.5,
+        "retry_backoff": RetryBackoff(initial_ms=5),
+        "key_concurrency": 1,
+        "fair": True,
     }
     for name, value in values.items():
         changed = merged(BoxConfig(), **{name: value})

@@ -144,6 +144,8 @@ class BoxAppliers:
         if was_empty:
             context.arm_timer(box)
         if box.queue is not None:
+            if not isinstance(change.batch, UnrenderedRows) and change.batch.job_fields is not None:
+                box.queue.add_jobs(change.batch.first_seq, change.batch.count, change.batch.job_fields)
             box.queue.drop_before(box.log.earliest_seq)
 
     def _apply_eviction(self, change: changes.RecordsEvicted, lsn: int) -> None:

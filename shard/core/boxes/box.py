@@ -28,6 +28,7 @@ from shard.core.boxes.sized_seqs import SizedSeqs
 from shard.core.boxes.tags import Tags
 from shard.core.boxes.volatile import Volatile
 from shard.core.queues.move_queue import MoveQueue
+from shard.core.queues.new_jobs import job_fields_of
 from shard.core.queues.queue import Queue, QueueCopy
 from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outbox
@@ -36,7 +37,7 @@ from shard.core.s2.stream import StreamState
 from shard.core.schedules.schedule import NO_SCHEDULES, Schedule
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
-from streams.protocol.messages.commands import Append, DeleteRecords, DiffResult, ReadBox, Scan, Tombstone
+from streams.protocol.messages.commands import Append, DiffResult, ReadBox, Scan, Tombstone
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.matches import Match
 from streams.protocol.model.records import render, resolve_times
@@ -96,7 +97,7 @@ class Box:
         self.tags = Tags()
         #: The greatest number that a segment of this box was given.
         self.last_serial = 0
-        self.queue = Queue() if config.type == "queue" else None
+        self.queue = Queue(self.log, config) if config.type == "queue" else None
         self.groups = Groups()
         #: The additional state of a box that is a stream.
         self.stream: StreamState | None = None
@@ -169,7 +170,7 @@ class Box:
                 field="trim_before_seq",
             )
 
-    def plan_append(self, command: Append, now_ms: int) -> changes.BatchAppended:
+    def plan_append(self, command: Append, now_ms: int, wall_ms: int) -> changes.BatchAppended:
         """The change that this write would be. Expired records have been evicted already."""
         config, log = self.config, self.log
         times = resolve_times(
@@ -181,6 +182,9 @@ class Box:
             allow_future=config.timestamping.uncapped,
         )
         batch = render(command.columns, first_seq=log.head_seq + 1, times=times)
+        if command.columns.job_fields is not None or command.columns.delays_ms is not None:
+            is_queue = self.queue is not None
+            batch.job_fields = job_fields_of(command.columns, self.name, is_queue=is_queue, wall_ms=wall_ms)
         key = command.idempotency_key if config.idempotency_window_ms else None
         trim_before_seq = command.trim_before_seq or 0
         evict_before_seq = 0
@@ -252,14 +256,19 @@ class Box:
         if not self.config.ttl_ms or oldest is None:
             return None
         index = max(0, self.log.earliest_seq - oldest.first_seq)
-        return oldest.ts_at_least(index) + self.config.ttl_ms + 1
+        ts = oldest.ts_at_least(index)
+        if self.queue is not None:  # the TTL of a delayed job counts from its time
+            ts = max(ts, self.queue.time_of(self.log.earliest_seq))
+        return ts + self.config.ttl_ms + 1
 
-    def floor_for_ttl(self, now_ms: int) -> int:
+    def floor_for_ttl(self, now_ms: int, wall_ahead_ms: int = 0) -> int:
         """The seq below which everything has expired; 0 when nothing has."""
         expiry = self.expiry_ms()
         if expiry is None or expiry > now_ms:
             return 0
         floor = self.log.first_seq_at(now_ms - self.config.ttl_ms)
+        if self.queue is not None:
+            floor = self.queue.floor_for_ttl(floor, now_ms + wall_ahead_ms - self.config.ttl_ms)
         return floor if floor > self.log.earliest_seq else 0
 
     def gone_ms(self) -> int | None:
@@ -275,11 +284,11 @@ class Box:
         top = min(before_seq, self.log.head_seq + 1)
         return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
 
-    def begin_deletion(self, command: DeleteRecords, match: Match) -> Deletion:
-        """The deletion of this command, as far as it is; nobody else deletes by tag here meanwhile."""
+    def begin_deletion(self, command: object, match: Match, before_seq: int | None = None) -> Deletion:
+        """The search of this command by tag, as far as it is; nobody else searches by tag here meanwhile."""
         if self.volatile.deletion is None or self.volatile.deletion.command is not command:
             self.end_deletion()
-            self.volatile.deletion = Deletion(command, match, self.log.head_seq)
+            self.volatile.deletion = Deletion(command, match, self.log.head_seq, before_seq)
         return self.volatile.deletion
 
     def new_line(self, dest: str, *, is_dead: bool, position: int = 0) -> MoveQueue:
@@ -485,6 +494,8 @@ class Box:
     def apply_config(self, change: changes.BoxConfigured, lsn: int) -> None:
         self.last_lsn = self.floor_lsn = self.config_lsn = lsn
         self.config = _intern_config(change.config)
+        if self.queue is not None:
+            self.queue.configure(self.config)
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
             # A reservation from an earlier time as a disk box protects nothing until this change is durable.
@@ -623,7 +634,7 @@ class Box:
         self.groups = Groups()
         self.groups.restore(facts.groups)
         if self.queue is not None:
-            self.queue = Queue()
+            self.queue = Queue(log, self.config)
             if facts.queue is not None:
                 self.queue.restore(facts.queue)
         self.schedules = NO_SCHEDULES
@@ -633,18 +644,7 @@ class Box:
         for each in facts.moves:
             self.new_line(each.dest, is_dead=each.is_dead, position=each.position).restore(each)
             if self.queue is not None:
-                for seq, deliveries, _ in each.moves:
-                    if seq:
-                        self.queue.mark_moving(seq, deliveries)
+                for move in self.moves[each.dest, each.is_dead].moves.values():
+                    if move.seq:
+                        self.queue.mark_moving(move.seq, move.deliveries)
         self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)
-
-
-def placeholder(change: changes.BoxCreated) -> Box:
-    """The box that a write would make, to check the write against."""
-    return Box(
-        name=change.name,
-        generation=change.generation,
-        config=change.config,
-        created_ms=change.at_ms,
-        reserved_seq=change.reserved_seq,
-    )

@@ -29,7 +29,7 @@ from shard.core import changes
 from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import Segment, Span, TagsNotLoaded
 from shard.core.boxes.tags import Tags
-from streams.protocol.messages.commands import DeleteRecords, Match
+from streams.protocol.messages.commands import Match
 
 #: Records of the segments whose tag indexes are looked up at a time: 2 MB if all of them match.
 LOOKUP_RECORDS = 200_000
@@ -76,11 +76,11 @@ class Deletion:
         "match",
     )
 
-    def __init__(self, command: DeleteRecords, match: Match, head_seq: int) -> None:
+    def __init__(self, command: object, match: Match, head_seq: int, before_seq: int | None) -> None:
         self.command = command
         self.match = match
         #: Nothing is deleted from here on.
-        self.end_seq = head_seq + 1 if command.before_seq is None else min(head_seq + 1, command.before_seq)
+        self.end_seq = head_seq + 1 if before_seq is None else min(head_seq + 1, before_seq)
         #: How many records the change has deleted; None while there was no change.
         self.deleted_count: int | None = None
         #: By serial.

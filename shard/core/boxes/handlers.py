@@ -115,7 +115,9 @@ class BoxHandlers:
             last_write_ts=log.visible_ts or None,
             last_read_ts=box.volatile.last_read_ms,
             fencing_token=box.fencing_token,
-            queue=queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
+            queue=queue_totals(box.queue, count, now_ms, self._context.wall_ms(now_ms))
+            if box.queue is not None
+            else None,
         )
         return self._context.answer(box, reply, entries, box.floor_lsn)
 
@@ -165,7 +167,7 @@ class BoxHandlers:
         box.check_conditions(command)
         if command.idempotency_key is not None and (command.account or context.keys_kept >= KEYS_MAX):
             self._make_room_for_keys(command.account, now_ms)
-        change = box.plan_append(command, now_ms)
+        change = box.plan_append(command, now_ms, context.wall_ms(now_ms))
         if command.account or context.quota is not None:
             context.require_room(command.account, change.batch.live_bytes, now_ms)
         if creation is not None:
@@ -268,7 +270,7 @@ class BoxHandlers:
                 context.stage(change, box, entries)
             deleted_count = before - log.count
         else:
-            deletion = box.begin_deletion(command, command.match)
+            deletion = box.begin_deletion(command, command.match, command.before_seq)
             if deletion.deleted_count is None:
                 delete = deletion.step(box, now_ms)
                 if delete is None:

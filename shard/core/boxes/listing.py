@@ -92,11 +92,13 @@ class BoxListing:
             last_write_ts=log.visible_ts or None,
             lag=lag_of(box),
             rate=context.box_rates.rate_of(box.generation, now_ms),
-            queue=queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
+            queue=queue_totals(box.queue, count, now_ms, context.wall_ms(now_ms))
+            if box.queue is not None
+            else None,
         )
 
 
-def queue_totals(queue: Queue, count: int, now_ms: int) -> QueueTotals:
+def queue_totals(queue: Queue, count: int, now_ms: int, wall_ms: int) -> QueueTotals:
     """`ready`, `in_flight` and `delayed` make up `count`."""
-    queue.advance(now_ms)
+    queue.advance(now_ms, wall_ms)
     return QueueTotals(queue.ready(count), queue.in_flight, queue.delayed_count, queue.dead_lettered)

@@ -80,7 +80,7 @@ def settle_rest(box: Box) -> None:
     log.advance_earliest()
     if box.queue is not None:
         facts = box.queue.facts(leases_kept=True)
-        jobs = [entry for entry in facts.jobs if log.is_live(entry[0])]
+        jobs = [entry for entry in facts.jobs if log.is_live(int(entry[0]))]
         # The change that moved `fresh_seq` may be lost; without it, each job without an entry is fresh.
         box.queue.restore(msgspec.structs.replace(facts, fresh_seq=0, jobs=jobs))
         for line in box.moves.values():

@@ -4,6 +4,10 @@ jobs            handles the commands: claim, ack, nack, extend, the end of a con
 operations      handles the commands of operators: pause, resume
 delivery_rate   how many jobs a queue may deliver now (`rate_per_s`)
 job             the entry of one job
+job_index       the entries of a queue and the indexes over them
+lines           ready jobs with keys and priorities, in the order of claims
+backoff         how long a job waits after a failed delivery
+new_jobs        the job fields of a write
 queue           the jobs of one queue: ready, leased, delayed, moving
 move_queue      the moves from one box to another: planned, arrived, and the metadata of a dead letter
 record_moves    moves dead letters to their box and back through outboxes; commands of a requeue

@@ -61,6 +61,8 @@ class Jobs:
         context.on_box_change(changes.JobsExtended, self._apply_extend, _require_jobs)
         context.on_box_change(changes.JobsReturned, self._apply_return, validation.is_queue)
         context.on_box_change(changes.JobsCounted, self._apply_count, validation.is_queue)
+        context.on_box_change(changes.JobsRescheduled, self._apply_reschedule, validation.is_queue)
+        context.on_box_change(changes.JobsReprioritized, self._apply_reprioritize, validation.is_queue)
         context.on_box_change(changes.JobsRestated, self._apply_restate, validation.is_queue)
 
     # -- claiming
@@ -114,7 +116,7 @@ class Jobs:
         )
         limit = config.max_deliveries if config.dead_letter is not None else 0
         seqs, exhausted_seqs = queue.pick(box.log, count, limit)
-        moves = self._plan_dead_letters(box, queue, exhausted_seqs) if exhausted_seqs else None
+        moves = self._plan_dead_letters(box, queue, exhausted_seqs, now_ms) if exhausted_seqs else None
         shares = (
             share_evenly(rooms, len(seqs)) if config.claim_jitter_ms else share_in_order(rooms, len(seqs))
         )
@@ -128,7 +130,9 @@ class Jobs:
         if moves is not None:
             self._context.stage(moves, box, entries)
         jobs_of_claims = [
-            self._lease(box, queue, claim, sorted(read), now_ms, entries) if read else []
+            self._lease(box, queue, claim, read if queue.has_lines else sorted(read), now_ms, entries)
+            if read
+            else []
             for claim, read in zip(claims, texts, strict=True)
         ]
         ready, _ = self._totals(box, queue)
@@ -151,10 +155,20 @@ class Jobs:
             for claim in claims
         ]
 
-    def _plan_dead_letters(self, box: Box, queue: Queue, seqs: list[int]) -> changes.MovesPlanned:
+    def _plan_dead_letters(
+        self, box: Box, queue: Queue, seqs: list[int], now_ms: int
+    ) -> changes.MovesPlanned:
         assert box.config.dead_letter is not None
-        deliveries = [queue.jobs[seq].deliveries for seq in seqs]
-        return self._context.moves.plan(box, box.config.dead_letter, seqs, deliveries, is_dead=True)
+        jobs = [queue.jobs[seq] for seq in seqs]
+        plan = self._context.moves.plan(
+            box, box.config.dead_letter, seqs, [job.deliveries for job in jobs], is_dead=True
+        )
+        return msgspec.structs.replace(
+            plan,
+            errors=[job.last_error for job in jobs],
+            nodes=[job.node_before for job in jobs],
+            at_ms=now_ms,
+        )
 
     @staticmethod
     def _rooms(box: Box, queue: Queue, claims: Sequence[queues.Claim]) -> list[int]:
@@ -189,10 +203,15 @@ class Jobs:
         deadline_ms = now_ms + (claim.lease_ms or box.config.lease_ms)
         context = self._context
         if not (box.is_memory or box.config.leases_durable):
-            redeliveries = [(seq, count) for seq, count in zip(seqs, deliveries, strict=True) if count > 1]
+            redeliveries = [
+                (seq, count, jobs[seq].node_before, jobs[seq].first_ms)
+                for seq, count in zip(seqs, deliveries, strict=True)
+                if count > 1
+            ]
             if redeliveries:
                 counts = changes.JobsCounted(box.generation, *map(list, zip(*redeliveries, strict=True)))
                 context.log(counts, entries)
+        histories = [jobs[seq].history if seq in jobs else b"" for seq in seqs]
         fresh_seq = max([seq for seq in seqs if seq not in jobs], default=0)
         change = changes.JobsLeased(
             box.generation,
@@ -208,8 +227,8 @@ class Jobs:
         self._stage_lease(change, box, entries)
         tail = b',"lease_id":"%b","deadline":%d,"deliveries":' % (lease_id.encode(), deadline_ms)
         return [
-            (seq, b"%b%b%d}" % (text, tail, count))
-            for (seq, text), count in zip(read, deliveries, strict=True)
+            (seq, b"%b%b%d%b}" % (text, tail, count, history))
+            for (seq, text), count, history in zip(read, deliveries, histories, strict=True)
         ]
 
     def _read(self, box: Box, seqs: list[int], bytes_max: int) -> list[tuple[int, bytes]]:
@@ -232,6 +251,8 @@ class Jobs:
                 tag = self._tags[index]
                 if tag:
                     text += b',"$tag":%b' % msgspec.json.encode(str(tag, "utf-8"))
+            if batch.job_fields is not None:
+                text += batch.job_fields.texts(index)
             bytes_left -= len(text)
             if bytes_left < 0 and jobs:
                 break
@@ -247,7 +268,8 @@ class Jobs:
     def _ack(self, command: queues.Ack, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self.queue_of(command.box, now_ms, entries)
         leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
-        frees_room = any(queue.jobs[seq].holder for seq in leased_seqs)
+        jobs = [queue.jobs[seq] for seq in leased_seqs]
+        frees_room = any(job.holder or job.key for job in jobs)
         if leased_seqs:
             seqs = BitMap64(leased_seqs)
             sizes = box.log.measure_seqs(seqs)
@@ -263,8 +285,13 @@ class Jobs:
         leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
         lsn = 0
         if leased_seqs:
-            ready_ms = now_ms + command.delay_ms if command.delay_ms else 0
-            lsn = self._return(box, queue, leased_seqs, ready_ms, now_ms, entries)
+            delays_ms = (
+                [queue.backoff_ms(seq) for seq in leased_seqs]
+                if command.delay_ms is None
+                else [command.delay_ms] * len(leased_seqs)
+            )
+            times = [now_ms + delay_ms if delay_ms else 0 for delay_ms in delays_ms]
+            lsn = self._return(box, queue, leased_seqs, times, now_ms, entries, command.error)
         reply = queues.NackReply(box.name, len(leased_seqs), skipped_seqs, *self._totals(box, queue))
         outcome = self._context.answer(box, reply, entries, _lsn_to_await(box, lsn, skipped_seqs))
         return outcome._replace(wakes=(box.name,)) if leased_seqs else outcome
@@ -289,15 +316,33 @@ class Jobs:
         box, queue = self.queue_of(command.box, now_ms, entries)
         leased_seqs = queue.held_by(command.holder)
         if leased_seqs:
-            self._return(box, queue, leased_seqs, 0, now_ms, entries)
+            self._return(box, queue, leased_seqs, [0] * len(leased_seqs), now_ms, entries)
         reply = queues.ReleaseHolderReply(box.name, len(leased_seqs))
         return self._context.answer(box, reply, entries, box.config_lsn)._replace(wakes=(box.name,))
 
     def _return(
-        self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, entries: LogEntries
+        self,
+        box: Box,
+        queue: Queue,
+        seqs: list[int],
+        times: list[int],
+        now_ms: int,
+        entries: LogEntries,
+        error: str = "",
     ) -> int:
-        deliveries = [queue.jobs[seq].deliveries for seq in seqs]
-        change = changes.JobsReturned(box.generation, seqs, deliveries, ready_ms, now_ms)
+        jobs = [queue.jobs[seq] for seq in seqs]
+        is_same = times.count(times[0]) == len(times)
+        change = changes.JobsReturned(
+            box.generation,
+            seqs,
+            [job.deliveries for job in jobs],
+            times[0] if is_same else 0,
+            now_ms,
+            [] if is_same else times,
+            error,
+            jobs[0].node,
+            [job.first_ms for job in jobs],
+        )
         lsn = self._context.stage(change, box, entries)
         self._context.arm_timer(box)
         return lsn
@@ -327,7 +372,7 @@ class Jobs:
             raise NotAQueue(
                 f"box {name} is a log, not a queue; a queue is created with type: queue", box=name
             )
-        box.queue.advance(now_ms)
+        box.queue.advance(now_ms, self._context.wall_ms(now_ms))
         return box, box.queue
 
     @staticmethod
@@ -372,6 +417,12 @@ class Jobs:
 
     def _apply_count(self, change: changes.JobsCounted, lsn: int) -> None:
         self._queue_to_change(change.generation, lsn).apply_count(change)
+
+    def _apply_reschedule(self, change: changes.JobsRescheduled, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_reschedule(change)
+
+    def _apply_reprioritize(self, change: changes.JobsReprioritized, lsn: int) -> None:
+        self._queue_to_change(change.generation, lsn).apply_reprioritize(change)
 
     def _apply_restate(self, change: changes.JobsRestated, lsn: int) -> None:
         self._queue_to_change(change.generation, lsn).apply_restate(change)

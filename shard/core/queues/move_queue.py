@@ -11,7 +11,7 @@ Invariant
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -20,9 +20,11 @@ from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load, Outbox
 from streams.protocol.messages.forwards import ForwardHead
+from streams.protocol.model.job_fields import JobFields, join
 from streams.protocol.model.records import JSON, Batch, metas_of, with_meta
 
 FROM, _DELIVERIES, _SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+_ERROR, _NODE, _TS = "$dead_letter_error", "$dead_letter_node", "$dead_letter_ts"
 
 #: Prefixes of the origin of a move queue: of dead letters, and of those that go back into their queue.
 _DEAD, _BACK = "dead letters of ", "requeued of "
@@ -42,6 +44,10 @@ class Move(NamedTuple):
     #: Number of deliveries of a dead letter.
     deliveries: int
     bytes: int
+    #: Of a dead letter: its last error and node, and when it died.
+    error: str = ""
+    node: str = ""
+    at_ms: int = 0
 
 
 class MoveQueueName(NamedTuple):
@@ -126,6 +132,7 @@ class MoveQueue(Outbox):
         upto = max(after, self.log_position.position)  # durable plans only, whatever the caller allows
         texts: list[bytes] = []
         tags: list[bytes] = []
+        job_fields: list[tuple[JobFields | None, int]] = []
         size = 0
         for position in range(upto + 1, min(self.sendable_position, upto + EXAMINE_MAX) + 1):
             move = self.moves[position]
@@ -143,11 +150,21 @@ class MoveQueue(Outbox):
                     break
                 texts.append(text)
                 tags.append(batch.tags_of(index, index))
+                fields = None if batch.job_fields is None else batch.job_fields.part(index, index)
+                job_fields.append((fields and fields.without_times, 1))
                 size += len(text)
             upto = position
         joint_tags = b"\0".join(tags) if any(tags) else None
+        joint_fields = join(job_fields)
         return Load(
-            upto, len(texts), b",".join(texts), joint_tags, lost_count, 0, upto < self.sendable_position
+            upto,
+            len(texts),
+            b",".join(texts),
+            joint_tags,
+            lost_count,
+            0,
+            upto < self.sendable_position,
+            None if joint_fields is None else joint_fields.to_bytes(),
         )
 
     def label(self, load: Load, after: int) -> ForwardHead:
@@ -160,6 +177,7 @@ class MoveQueue(Outbox):
             count=load.count,
             lost=load.lost_count,
             tags=load.tags,
+            job_fields=load.job_fields,
             create=self.is_dead,  # its dead letters do not recreate a deleted queue
             bind=after <= self.log_position.position,
         )
@@ -184,15 +202,19 @@ class MoveQueue(Outbox):
 
     def _stamp(self, text: bytes, move: Move) -> bytes:
         if self.is_dead:
-            return with_meta(
-                text,
-                {
-                    FROM: _encode(self.source),
-                    _DELIVERIES: b"%d" % move.deliveries,
-                    _SRC_SEQ: b"%d" % move.seq,
-                },
-            )
-        return with_meta(text, {}, without=(FROM, _DELIVERIES, _SRC_SEQ))
+            fields = {
+                FROM: _encode(self.source),
+                _DELIVERIES: b"%d" % move.deliveries,
+                _SRC_SEQ: b"%d" % move.seq,
+            }
+            if move.error:
+                fields[_ERROR] = _encode(move.error)
+            if move.node:
+                fields[_NODE] = _encode(move.node)
+            if move.at_ms:
+                fields[_TS] = b"%d" % move.at_ms
+            return with_meta(text, fields, without=(_ERROR, _NODE, _TS))
+        return with_meta(text, {}, without=(FROM, _DELIVERIES, _SRC_SEQ, _ERROR, _NODE, _TS))
 
     # -- applying
 
@@ -216,10 +238,17 @@ class MoveQueue(Outbox):
             dest=self.dest,
             is_dead=self.is_dead,
             position=self.log_position.position,
-            moves=[move if self._log.is_live(move.seq) else (0, 0, 0) for move in self.moves.values()],
+            moves=[
+                _entry(move) if self._log.is_live(move.seq) else (0, 0, 0) for move in self.moves.values()
+            ],
         )
 
     def restore(self, facts: changes.LineFacts) -> None:
         """Restore the moves of a snapshot."""
-        self.apply_plan([Move(*move) for move in facts.moves])
+        self.apply_plan([Move(*cast(tuple[Any, ...], move)) for move in facts.moves])
         self.sendable_position = self.last_position
+
+
+def _entry(move: Move) -> tuple[int | str, ...]:
+    """The entry of a move in a snapshot: only a dead letter has more than three fields."""
+    return move if move.at_ms else move[:3]

@@ -1,14 +1,23 @@
-"""Handles the commands of operators on a queue: pause and resume (v0 §23)."""
+"""Handles the commands of operators on a queue: pause and resume, reschedule, reprioritize (v0 §21, §23)."""
 
 from __future__ import annotations
+
+from itertools import islice
 
 import msgspec
 
 from shard.core import changes
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import UNFINISHED
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.queues.jobs import Jobs
+from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import queues
+from streams.protocol.payloads.appends import AHEAD_MS_MAX
+
+#: Jobs that one command changes by tag: about 50 ms. The reply says if more match.
+CHANGED_JOBS_MAX = 10_000
 
 
 class QueueOperations:
@@ -16,6 +25,8 @@ class QueueOperations:
         self._context = context
         self._jobs = jobs
         context.on_command(queues.SetPaused, self._set_paused)
+        context.on_command(queues.Reschedule, self._reschedule)
+        context.on_command(queues.Reprioritize, self._reprioritize)
 
     def _set_paused(self, command: queues.SetPaused, now_ms: int, entries: LogEntries) -> Outcome:
         """Change `paused` in the config. All waiting claims are looked at: `/work` streams report it."""
@@ -27,3 +38,59 @@ class QueueOperations:
         wait = context.durability.wait_for_config(box.config_lsn, box.config.durability)
         reply = queues.PauseReply(box.name, command.paused)
         return reply_after(wait, entries, reply, (box.name,))
+
+    # -- waiting jobs
+
+    def _reschedule(self, command: queues.Reschedule, now_ms: int, entries: LogEntries) -> Outcome:
+        wall_ms = now_ms + self._context.wall_ahead_ms
+        deliver_at = command.deliver_at if command.delay_ms is None else wall_ms + command.delay_ms
+        if deliver_at > wall_ms + AHEAD_MS_MAX:
+            raise InvalidRequest(f"deliver_at: {deliver_at} is more than ten years ahead", field="deliver_at")
+        selection = self._find(command, now_ms, entries)
+        if selection is None:
+            return Outcome(entries, None, needs=(UNFINISHED,))
+        box, seqs, skipped_seqs, more = selection
+        time = deliver_at if deliver_at > wall_ms else 0
+        lsn = 0
+        if seqs:
+            change = changes.JobsRescheduled(box.generation, seqs, time, now_ms)
+            lsn = self._context.stage(change, box, entries)
+        reply = queues.RescheduleReply(box.name, len(seqs), skipped_seqs, time or wall_ms, more)
+        outcome = self._context.answer(box, reply, entries, max(lsn, box.config_lsn))
+        return outcome._replace(wakes=(box.name,))
+
+    def _reprioritize(self, command: queues.Reprioritize, now_ms: int, entries: LogEntries) -> Outcome:
+        selection = self._find(command, now_ms, entries)
+        if selection is None:
+            return Outcome(entries, None, needs=(UNFINISHED,))
+        box, seqs, skipped_seqs, more = selection
+        lsn = 0
+        if seqs:
+            change = changes.JobsReprioritized(box.generation, seqs, command.job_priority, now_ms)
+            lsn = self._context.stage(change, box, entries)
+        reply = queues.ReprioritizeReply(box.name, len(seqs), skipped_seqs, command.job_priority, more)
+        outcome = self._context.answer(box, reply, entries, max(lsn, box.config_lsn))
+        return outcome._replace(wakes=(box.name,))
+
+    def _find(
+        self, command: queues.Reschedule | queues.Reprioritize, now_ms: int, entries: LogEntries
+    ) -> tuple[Box, list[int], list[int], bool] | None:
+        """Find the waiting and delayed jobs of a command: the box, their seqs, the seqs that are no such
+        jobs, and whether more of them match. None if the search needs another step."""
+        box, queue = self._jobs.queue_of(command.box, now_ms, entries)
+        log = box.log
+        if command.match is None:
+            seqs: list[int] = []
+            skipped_seqs: list[int] = []
+            for seq in dict.fromkeys(command.seqs):
+                can_change = seq <= log.visible_seq and log.is_live(seq) and queue.can_change(seq)
+                (seqs if can_change else skipped_seqs).append(seq)
+            return box, seqs, skipped_seqs, False
+        search = box.begin_deletion(command, command.match)  # the same search; nothing is deleted
+        matches = search.step(box, now_ms)
+        if matches is None:
+            return None
+        box.end_deletion()
+        visible = (seq for seq in matches.seqs or () if seq <= log.visible_seq and queue.can_change(seq))
+        some = list(islice(visible, CHANGED_JOBS_MAX + 1))
+        return box, some[:CHANGED_JOBS_MAX], [], len(some) > CHANGED_JOBS_MAX

@@ -89,7 +89,7 @@ class Moves:
     def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
         """Return the oldest dead letters of `to` that are neither moving nor leased."""
         if box.queue is not None:
-            box.queue.advance(now_ms)
+            box.queue.advance(now_ms, now_ms + self._context.wall_ahead_ms)
         moving = {move.seq for move_queue in box.moves.values() for move in move_queue.moves.values()}
         from_queue = msgspec.json.encode(to)
         seqs: list[int] = []
@@ -174,7 +174,14 @@ class Moves:
         move_queue = box.moves.get(key)
         if move_queue is None:
             move_queue = box.new_line(change.dest, is_dead=change.is_dead)
-        move_queue.apply_plan(list(map(Move, change.seqs, change.deliveries, change.sizes)))
+        rows = zip(change.seqs, change.deliveries, change.sizes, strict=True)
+        errors, nodes = change.errors or [""] * len(change.seqs), change.nodes or [""] * len(change.seqs)
+        move_queue.apply_plan(
+            [
+                Move(*row, error, node, change.at_ms)
+                for row, error, node in zip(rows, errors, nodes, strict=True)
+            ]
+        )
         if box.queue is not None:
             for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
                 if seq:

@@ -57,6 +57,7 @@ from streams.protocol.errors import BoxNotFound, FencingTokenMismatch, RouterNot
 from streams.protocol.messages import forwards
 from streams.protocol.messages.forwards import RELAY, ForwardHead, ForwardReply
 from streams.protocol.messages.routers import router_of
+from streams.protocol.model.job_fields import JobFields
 from streams.protocol.model.records import columns_of, render
 
 
@@ -348,6 +349,8 @@ def _plan_copies(box: Box, command: forwards.Forward, origin: Origin, now_ms: in
     first_seq = log.head_seq + (2 if lost_count else 1)  # the seq left out is the hole that reports the loss
     batch = render(columns, first_seq=first_seq, times=max(now_ms, log.last_ts))
     batch.hops = head.hops
+    if head.job_fields is not None:
+        batch.job_fields = JobFields.from_bytes(head.job_fields)[0]
     assert batch.count == head.count, "a batch holds as many records as its head says"
     evict_before_seq = 0
     if box.config.cap_records or box.config.cap_bytes:

@@ -79,6 +79,7 @@ class Load(msgspec.Struct, frozen=True):
     hops: int = 0
     #: True if it stopped at a bound: more records may follow.
     more: bool = False
+    job_fields: bytes | None = None
 
 
 class LoggedPosition(NamedTuple):

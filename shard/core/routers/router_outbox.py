@@ -24,6 +24,7 @@ from shard.core.routers.outbox import (
 )
 from streams.protocol.messages.forwards import HOPS_MAX, ForwardHead
 from streams.protocol.messages.routers import Route
+from streams.protocol.model.job_fields import JobFields, join
 from streams.protocol.model.matches import Match
 from streams.protocol.model.records import Batch
 
@@ -60,6 +61,7 @@ class RouterOutbox(Outbox):
             keep_nodes=self.route.preserve_node,
             tags=load.tags,
             is_urgent=len(self.in_flight) >= PATIENT_BATCHES_MAX or len(load.text) > PATIENT_BYTES_MAX,
+            job_fields=load.job_fields,
         )
 
     def recreate(self, log: BoxLog, generation: int) -> RouterOutbox:
@@ -98,6 +100,7 @@ class RouterOutbox(Outbox):
             lost_count,
             picker.hops,
             upto < last_seq,
+            picker.job_fields(),
         )
 
 
@@ -106,6 +109,7 @@ class _Picker(RunCollector):
 
     __slots__ = (
         "_bytes_left",
+        "_job_fields",
         "_match",
         "_parts",
         "_records_left",
@@ -121,6 +125,7 @@ class _Picker(RunCollector):
         self._bytes_left = BATCH_BYTES_MAX
         self._parts: list[bytes | memoryview] = []
         self._tags: list[bytes] | None = [] if route.preserve_tag else None
+        self._job_fields: list[tuple[JobFields | None, int]] = []
         self.count = 0
         self.examined_count = 0
         self.hops = 0
@@ -132,6 +137,10 @@ class _Picker(RunCollector):
         if not self._tags or not any(tags.strip(b"\0") for tags in self._tags):
             return None
         return b"\0".join(self._tags)
+
+    def job_fields(self) -> bytes | None:
+        fields = join(self._job_fields)
+        return None if fields is None else fields.to_bytes()
 
     @property
     def is_full(self) -> bool:
@@ -164,6 +173,8 @@ class _Picker(RunCollector):
             self._parts.append(batch.text(run_first, top))
             if self._tags is not None:
                 self._tags.append(batch.tags_of(run_first, top))
+            fields = None if batch.job_fields is None else batch.job_fields.part(run_first, top)
+            self._job_fields.append((fields and fields.without_times, top - run_first + 1))
             self.count += top - run_first + 1
             self._records_left -= top - run_first + 1
             self._bytes_left -= batch.size(run_first, top)

@@ -308,7 +308,7 @@ class ScheduleHandlers:
             raise refusal
         context.expire(box, now_ms, entries)
         box.check_conditions(command)
-        plan = box.plan_append(command, now_ms)
+        plan = box.plan_append(command, now_ms, context.wall_ms(now_ms))
         if context.quota is not None:
             context.require_room("", plan.batch.live_bytes, now_ms)
         due_ms = 0 if next_due_ms is None else dues[-1]

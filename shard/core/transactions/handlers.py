@@ -25,9 +25,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from shard.core import changes
-from shard.core.boxes.box import Box, placeholder
+from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
-from shard.core.context import Context
+from shard.core.context import Context, placeholder
 from shard.core.outcome import LogEntries, Outcome, reply_after
 from shard.core.transactions import permissions
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, ClientTimes, Piece, cost_of, memory_of

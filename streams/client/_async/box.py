@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from streams.client._async.snapshots import AsyncBoxSnapshots, AsyncStoredSnapsh
 from streams.client._async.watch import AsyncBoxWatch
 from streams.client.answers import Entry, Record, Tombstone
 from streams.client.batching import Bounds
+from streams.client.job_times import epoch_ms_of, millis_of
 from streams.client.options import BoxSettings, ProducerBounds, ReadOptions, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
@@ -51,10 +53,18 @@ class AsyncBox:
         node: str | None = None,
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
+        ordering_key: str | None = None,
+        job_priority: int = 0,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
         **options: Unpack[WriteOptions],
     ) -> replies.AppendReply:
-        """Appends one record; `options` are those of `append_batch`."""
-        return await self.append_batch([Entry(data, tag, node, meta, ts)], **options)
+        """Appends one record; `options` are those of `append_batch`. A job of a queue can wait: for `delay`,
+        seconds or a timedelta, or until `deliver_at`, epoch milliseconds or a datetime."""
+        entry = Entry(
+            data, tag, node, meta, ts, ordering_key, job_priority, millis_of(delay), epoch_ms_of(deliver_at)
+        )
+        return await self.append_batch([entry], **options)
 
     async def append_batch(
         self,

@@ -57,6 +57,8 @@ class AsyncWorker:
         self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._stopping = AsyncFlag()
         self._end_flag = AsyncFlag()
+        #: True if the queue decides how long a failed job waits.
+        self._has_backoff = False
         self._slot_bell = AsyncBell()
         #: Guards what follows; never held over a wait.
         self._lock = threading.Lock()
@@ -80,7 +82,9 @@ class AsyncWorker:
     async def run(self, *, drain: bool = False) -> None:
         """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
         Jobs that are delayed are not waited for."""
-        lease_ms = self._lease_ms or (await self._queue.config()).lease_ms
+        config = await self._queue.config()
+        lease_ms = self._lease_ms or config.lease_ms
+        self._has_backoff = config.retry_backoff is not None
         async with AsyncCrew() as crew:
             crew.start(self._keep_leases, lease_ms)
             try:
@@ -127,14 +131,15 @@ class AsyncWorker:
             try:
                 await self._handler(job)
             except Nack as verdict:
-                await self._give_back(job, verdict.delay_ms)
+                await self._give_back(job, verdict.delay_ms, verdict.error)
                 self._count(returns=1)
-            except Exception:
+            except Exception as error:
                 # It is not ours, and it must not end the worker: whatever it is, the job is to be tried
                 # again.
                 log.exception("the handler of job %d of %s raised", job.seq, self._queue.name)
                 self._count(failures=1)
-                await self._give_back(job, delay_ms(job.deliveries))
+                after_ms = None if self._has_backoff else delay_ms(job.deliveries)
+                await self._give_back(job, after_ms, f"{type(error).__name__}: {error}")
             except BaseException:  # the worker is cancelled
                 with ashield(_GIVE_BACK_S):
                     await self._give_back(job, 0)
@@ -166,9 +171,9 @@ class AsyncWorker:
             self._failed_count += failures
             self._lost_count += losses
 
-    async def _give_back(self, job: Job, after_ms: int) -> None:
+    async def _give_back(self, job: Job, after_ms: int | None, error: str | None = None) -> None:
         try:
-            await self._queue.nack(self.node, [job], delay_ms=after_ms)
+            await self._queue.nack(self.node, [job], delay_ms=after_ms, error=error)
         except StreamsError as error:
             # Its lease will be over some time, which says the same.
             log.warning("job %d of %s could not be given back: %s", job.seq, self._queue.name, error)

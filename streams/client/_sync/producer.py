@@ -64,7 +64,7 @@ class Ticket:
         """The record's seq. Raises why it has none: `Refused` or `Busy`, it was not written; `Uncertain`,
         nobody knows. `TimeoutError` says only that it is not settled yet."""
         if not self._batch.flag.wait(timeout_s):
-            raise TimeoutError(f"not settled after {timeout_s} s")
+            raise TimeoutError(f"not acknowledged within {timeout_s} s; it may still be written")
         outcome = self._batch.outcome(self._index)
         if isinstance(outcome, StreamsError):
             self._batch.is_seen = True

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 
 from streams.client import answers
 from streams.client._sync.box import Box
 from streams.client._sync.worker import Worker
 from streams.client.answers import Job
+from streams.client.job_times import epoch_ms_of, millis_of
 from streams.client.options import BoxSettings
 from streams.client.retry import Retry
 from streams.client.working import Handler
@@ -51,9 +53,14 @@ class Queue(Box):
         acked is among the skipped."""
         return self._settle("ack", replies.AckReply, node, jobs)
 
-    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.NackReply:
-        """These jobs are for others, after the delay."""
-        return self._settle("nack", replies.NackReply, node, jobs, delay_ms=delay_ms)
+    def nack(
+        self, node: str, jobs: Sequence[Job], *, delay_ms: int | None = None, error: str | None = None
+    ) -> replies.NackReply:
+        """These jobs are for others, after the delay; without one, after the queue's `retry_backoff`. The
+        next worker, and the dead letter, see the `error`."""
+        fields = {"delay_ms": delay_ms, "error": error}
+        more = {name: value for name, value in fields.items() if value is not None}
+        return self._settle("nack", replies.NackReply, node, jobs, **more)
 
     def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.ExtendReply:
         """These jobs stay this node's for so long from now."""
@@ -62,6 +69,36 @@ class Queue(Box):
     def _settle(self, action: str, kind: type[T], node: str, jobs: Sequence[Job], **more: Any) -> T:
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
         return self.client.call("POST", f"{self.path}/{action}", kind, {**body, **more})
+
+    def reschedule(
+        self,
+        seqs: Sequence[int] | None = None,
+        *,
+        match: str | list[str] | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
+    ) -> replies.RescheduleReply:
+        """Gives waiting and delayed jobs another time. `delay` and `deliver_at` as for `append`."""
+        fields = {
+            "seqs": seqs,
+            "match": match,
+            "delay_ms": millis_of(delay),
+            "deliver_at": epoch_ms_of(deliver_at),
+        }
+        body = {name: value for name, value in fields.items() if value is not None}
+        return self.client.call("POST", f"{self.path}/reschedule", replies.RescheduleReply, body)
+
+    def reprioritize(
+        self,
+        seqs: Sequence[int] | None = None,
+        *,
+        match: str | list[str] | None = None,
+        job_priority: int,
+    ) -> replies.ReprioritizeReply:
+        """Gives waiting and delayed jobs another priority, 0 to 9."""
+        fields = {"seqs": seqs, "match": match, "job_priority": job_priority}
+        body = {name: value for name, value in fields.items() if value is not None}
+        return self.client.call("POST", f"{self.path}/reprioritize", replies.ReprioritizeReply, body)
 
     def pause(self) -> None:
         """Claims get no jobs until `resume`. Jobs that are leased can be finished."""

@@ -42,7 +42,7 @@ class Reader:
         page_records: int = 1000,
     ) -> None:
         if sum(start is not None for start in (from_seq, from_ts, group)) > 1:
-            raise ValueError("from_seq, from_ts and group say the same thing; give one")
+            raise ValueError("from_seq, from_ts and group each set the start; pass only one of them")
         self._box = box
         self._from_ts = from_ts
         self._group = box.group(group) if group is not None else None
@@ -87,7 +87,7 @@ class Reader:
 
     def commit(self) -> None:
         if self._group is None:
-            raise ValueError("a reader without a group has nowhere to commit to; give it one")
+            raise ValueError("commit needs a group; create the reader with group=NAME")
         self._group.commit(self.cursor)
 
     @property

@@ -58,6 +58,8 @@ class Worker:
         self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._stopping = Flag()
         self._end_flag = Flag()
+        #: True if the queue decides how long a failed job waits.
+        self._has_backoff = False
         self._slot_bell = Bell()
         #: Guards what follows; never held over a wait.
         self._lock = threading.Lock()
@@ -81,7 +83,9 @@ class Worker:
     def run(self, *, drain: bool = False) -> None:
         """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
         Jobs that are delayed are not waited for."""
-        lease_ms = self._lease_ms or (self._queue.config()).lease_ms
+        config = self._queue.config()
+        lease_ms = self._lease_ms or config.lease_ms
+        self._has_backoff = config.retry_backoff is not None
         with Crew() as crew:
             crew.start(self._keep_leases, lease_ms)
             try:
@@ -128,14 +132,15 @@ class Worker:
             try:
                 self._handler(job)
             except Nack as verdict:
-                self._give_back(job, verdict.delay_ms)
+                self._give_back(job, verdict.delay_ms, verdict.error)
                 self._count(returns=1)
-            except Exception:
+            except Exception as error:
                 # It is not ours, and it must not end the worker: whatever it is, the job is to be tried
                 # again.
                 log.exception("the handler of job %d of %s raised", job.seq, self._queue.name)
                 self._count(failures=1)
-                self._give_back(job, delay_ms(job.deliveries))
+                after_ms = None if self._has_backoff else delay_ms(job.deliveries)
+                self._give_back(job, after_ms, f"{type(error).__name__}: {error}")
             except BaseException:  # the worker is cancelled
                 with shield(_GIVE_BACK_S):
                     self._give_back(job, 0)
@@ -167,9 +172,9 @@ class Worker:
             self._failed_count += failures
             self._lost_count += losses
 
-    def _give_back(self, job: Job, after_ms: int) -> None:
+    def _give_back(self, job: Job, after_ms: int | None, error: str | None = None) -> None:
         try:
-            self._queue.nack(self.node, [job], delay_ms=after_ms)
+            self._queue.nack(self.node, [job], delay_ms=after_ms, error=error)
         except StreamsError as error:
             # Its lease will be over some time, which says the same.
             log.warning("job %d of %s could not be given back: %s", job.seq, self._queue.name, error)

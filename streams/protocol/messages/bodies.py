@@ -38,6 +38,10 @@ class NewRecord(msgspec.Struct, forbid_unknown_fields=True):
     node: str | None = None
     meta: dict[str, Any] | None = None
     ts: _Millis | None = None
+    ordering_key: Annotated[str, Meta(extra_json_schema={"maxLength": 256})] | None = None
+    job_priority: Annotated[int, Meta(ge=0, le=9)] = 0
+    delay_ms: _Millis | None = None
+    deliver_at: _Millis | None = None
 
 
 class AppendBody(AppendOptions, forbid_unknown_fields=True, kw_only=True):
@@ -87,7 +91,9 @@ class AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NackBody(AckBody, forbid_unknown_fields=True, kw_only=True):
-    delay_ms: _Count = 0
+    delay_ms: _Count | None = None
+    #: Longer than 4 KiB is cut.
+    error: str | None = None
 
 
 class ExtendBody(AckBody, forbid_unknown_fields=True, kw_only=True):
@@ -97,6 +103,23 @@ class ExtendBody(AckBody, forbid_unknown_fields=True, kw_only=True):
 class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
     from_box: BoxName
     max: Annotated[int, Meta(ge=1)] = 100
+
+
+class RescheduleBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Waiting and delayed jobs by seq or by tag, and their new time."""
+
+    seqs: Annotated[list[_Count], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})] | None = None
+    match: str | list[str] | None = None
+    delay_ms: _Millis | None = None
+    deliver_at: _Millis | None = None
+
+
+class ReprioritizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Waiting and delayed jobs by seq or by tag, and their new priority."""
+
+    seqs: Annotated[list[_Count], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})] | None = None
+    match: str | list[str] | None = None
+    job_priority: Annotated[int, Meta(ge=0, le=9)]
 
 
 class PauseBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -58,6 +58,8 @@ class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     #: False while the source has room for more batches in flight: the reply may wait for a sync that comes
     #: anyway, so that readers need not wait for one.
     is_urgent: bool = True
+    #: `JobFields` of the records, without times.
+    job_fields: bytes | None = None
 
 
 class Forward(msgspec.Struct, frozen=True, gc=False):

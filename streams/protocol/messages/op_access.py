@@ -39,6 +39,8 @@ OPS: dict[int, Need] = {
     wire.OP_NACK: Need(WRITE),
     wire.OP_EXTEND: Need(WRITE),
     wire.OP_SET_PAUSED: Need(ADMIN),
+    wire.OP_RESCHEDULE: Need(WRITE),
+    wire.OP_REPRIORITIZE: Need(WRITE),
     wire.OP_WORK: Need(READ | WRITE),
     wire.OP_WORK_END: Need(READ | WRITE),
     wire.OP_COMMIT_GROUP: Need(WRITE),

@@ -17,12 +17,15 @@ from streams.protocol.messages.bodies import (
     ExtendBody,
     NackBody,
     PauseBody,
+    ReprioritizeBody,
     RequeueBody,
+    RescheduleBody,
 )
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import (
     CLAIM_JOBS_MAX,
     DELAY_MS_MAX,
+    ERROR_BYTES_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     REQUEUE_MAX,
@@ -30,6 +33,7 @@ from streams.protocol.messages.queues import (
     GroupCommand,
     QueueCommand,
 )
+from streams.protocol.model.matches import Match, parse_match
 from streams.protocol.model.names import check_box_name, check_group_name, check_text
 from streams.protocol.payloads.appends import RecordLimits, check_seq, decode_json
 
@@ -42,6 +46,8 @@ QUEUE_OPS = frozenset(
         wire.OP_NACK,
         wire.OP_EXTEND,
         wire.OP_SET_PAUSED,
+        wire.OP_RESCHEDULE,
+        wire.OP_REPRIORITIZE,
         wire.OP_WORK,
         wire.OP_WORK_END,
     )
@@ -52,6 +58,8 @@ _decode_claim = msgspec.json.Decoder(ClaimBody).decode
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_nack = msgspec.json.Decoder(NackBody).decode
 _decode_extend = msgspec.json.Decoder(ExtendBody).decode
+_decode_reschedule = msgspec.json.Decoder(RescheduleBody).decode
+_decode_reprioritize = msgspec.json.Decoder(ReprioritizeBody).decode
 _decode_pause = msgspec.json.Decoder(PauseBody).decode
 _decode_requeue = msgspec.json.Decoder(RequeueBody).decode
 _decode_commit = msgspec.json.Decoder(CommitBody).decode
@@ -136,6 +144,12 @@ def _ack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueComm
     return queues.Ack(box=head.box, node=request.node, seqs=request.seqs, lease_ids=request.lease_ids)
 
 
+def _cut_error(error: str) -> str:
+    """An error of at most `ERROR_BYTES_MAX` bytes."""
+    content = error.encode("utf-8", "replace")
+    return error if len(content) <= ERROR_BYTES_MAX else str(content[:ERROR_BYTES_MAX], "utf-8", "ignore")
+
+
 def _nack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
     _no_query(head)
     request: NackBody = decode_json(_decode_nack, body or b"{}")
@@ -145,7 +159,8 @@ def _nack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCom
         node=request.node,
         seqs=request.seqs,
         lease_ids=request.lease_ids,
-        delay_ms=min(request.delay_ms, DELAY_MS_MAX),
+        delay_ms=None if request.delay_ms is None else min(request.delay_ms, DELAY_MS_MAX),
+        error=_cut_error(request.error or ""),
     )
 
 
@@ -160,6 +175,40 @@ def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueC
         lease_ids=request.lease_ids,
         lease_ms=_lease_ms(request.lease_ms),
     )
+
+
+def _selection(request: RescheduleBody | ReprioritizeBody) -> tuple[tuple[int, ...], Match | None]:
+    """The jobs of a request: exactly one of `seqs` and `match`."""
+    if (request.seqs is None) == (request.match is None):
+        raise InvalidRequest("seqs, match: give exactly one of them", field="seqs")
+    if request.match is not None:
+        return (), parse_match(request.match)
+    seqs = request.seqs or []
+    if not 1 <= len(seqs) <= SEQS_MAX:
+        raise InvalidRequest(f"seqs: has {len(seqs)} entries, must have from 1 to {SEQS_MAX}", field="seqs")
+    return tuple(check_seq(seq, f"seqs[{at}]") for at, seq in enumerate(seqs)), None
+
+
+def _reschedule(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    request: RescheduleBody = decode_json(_decode_reschedule, body or b"{}")
+    seqs, match = _selection(request)
+    if (request.delay_ms is None) == (request.deliver_at is None):
+        raise InvalidRequest("delay_ms, deliver_at: give exactly one of them", field="deliver_at")
+    return queues.Reschedule(
+        box=head.box,
+        seqs=seqs,
+        match=match,
+        delay_ms=request.delay_ms,
+        deliver_at=request.deliver_at or 0,
+    )
+
+
+def _reprioritize(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    request: ReprioritizeBody = decode_json(_decode_reprioritize, body or b"{}")
+    seqs, match = _selection(request)
+    return queues.Reprioritize(box=head.box, seqs=seqs, match=match, job_priority=request.job_priority)
 
 
 def _set_paused(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
@@ -247,6 +296,8 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
     wire.OP_NACK: _nack,
     wire.OP_EXTEND: _extend,
     wire.OP_SET_PAUSED: _set_paused,
+    wire.OP_RESCHEDULE: _reschedule,
+    wire.OP_REPRIORITIZE: _reprioritize,
     wire.OP_WORK: _work,
     wire.OP_WORK_END: _work_end,
     wire.OP_REQUIRE_QUEUE: _require_queue,
@@ -293,6 +344,8 @@ ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.NackReply: _encode,
     queues.ExtendReply: _encode,
     queues.PauseReply: _encode,
+    queues.RescheduleReply: _encode,
+    queues.ReprioritizeReply: _encode,
     queues.ReleaseHolderReply: _encode,
     queues.RequireQueueReply: _encode,
     queues.PlanRequeueReply: _encode,

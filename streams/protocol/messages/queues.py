@@ -11,11 +11,16 @@ from streams.protocol.messages.replies import ExtendReply as ExtendReply
 from streams.protocol.messages.replies import GroupState as GroupState
 from streams.protocol.messages.replies import NackReply as NackReply
 from streams.protocol.messages.replies import PauseReply as PauseReply
+from streams.protocol.messages.replies import ReprioritizeReply as ReprioritizeReply
+from streams.protocol.messages.replies import RescheduleReply as RescheduleReply
+from streams.protocol.model.boxes import DELAY_MS_MAX as DELAY_MS_MAX
+from streams.protocol.model.matches import Match
 
 CLAIM_JOBS_MAX = 1000
 SEQS_MAX = 1000
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
-DELAY_MS_MAX = 86_400_000
+#: A longer error is cut.
+ERROR_BYTES_MAX = 4096
 REQUEUE_MAX = 1000
 
 
@@ -49,7 +54,9 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nack(Ack, frozen=True, kw_only=True):
-    delay_ms: int = 0
+    #: None = the backoff of the queue.
+    delay_ms: int | None = None
+    error: str = ""
 
 
 class Extend(Ack, frozen=True, kw_only=True):
@@ -61,6 +68,25 @@ class SetPaused(msgspec.Struct, frozen=True):
 
     box: str
     paused: bool
+
+
+class Reschedule(msgspec.Struct, frozen=True, kw_only=True):
+    """Gives waiting and delayed jobs another time: after `delay_ms`, or at `deliver_at`."""
+
+    box: str
+    seqs: tuple[int, ...] = ()
+    match: Match | None = None
+    delay_ms: int | None = None
+    deliver_at: int = 0
+
+
+class Reprioritize(msgspec.Struct, frozen=True, kw_only=True):
+    """Gives waiting and delayed jobs another priority."""
+
+    box: str
+    seqs: tuple[int, ...] = ()
+    match: Match | None = None
+    job_priority: int
 
 
 class ReleaseHolder(msgspec.Struct, frozen=True):
@@ -173,6 +199,8 @@ QueueCommand = (
     | Nack
     | Extend
     | SetPaused
+    | Reschedule
+    | Reprioritize
     | ReleaseHolder
     | RequireQueue
     | PlanRequeue
@@ -185,6 +213,8 @@ QueueReply = (
     | NackReply
     | ExtendReply
     | PauseReply
+    | RescheduleReply
+    | ReprioritizeReply
     | ReleaseHolderReply
     | RequireQueueReply
     | PlanRequeueReply

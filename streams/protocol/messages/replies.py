@@ -216,6 +216,13 @@ class Job(msgspec.Struct, frozen=True):
     tag: str | None = field(name="$tag", default=None)
     node: str | None = field(name="$node", default=None)
     meta: dict[str, Any] = {}
+    ordering_key: str | None = field(name="$ordering_key", default=None)
+    job_priority: Count = field(name="$job_priority", default=0)
+    deliver_at: Millis | None = field(name="$deliver_at", default=None)
+    #: Of the deliveries before this one: when the first was, and the node and the error of the last.
+    first_ts: Millis | None = None
+    last_node: str | None = None
+    last_error: str | None = None
 
 
 class ClaimReply(msgspec.Struct, frozen=True):
@@ -262,6 +269,26 @@ class PauseReply(msgspec.Struct, frozen=True):
 
     box: BoxName
     paused: bool
+
+
+class RescheduleReply(msgspec.Struct, frozen=True):
+    """`skipped` are seqs that are no waiting or delayed jobs. With `more`, further jobs match: repeat."""
+
+    box: BoxName
+    rescheduled: Count
+    skipped: list[Seq]
+    deliver_at: Millis
+    more: bool = False
+
+
+class ReprioritizeReply(msgspec.Struct, frozen=True):
+    """`skipped` are seqs that are no waiting or delayed jobs. With `more`, further jobs match: repeat."""
+
+    box: BoxName
+    reprioritized: Count
+    skipped: list[Seq]
+    job_priority: Count
+    more: bool = False
 
 
 class RequeueReply(msgspec.Struct, frozen=True, rename={"from_box": "from"}):

@@ -28,19 +28,19 @@ from streams.protocol.messages import (
     session_requests,
 )
 from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
-from streams.protocol.messages.commands import Command, Match, Reply
+from streams.protocol.messages.commands import Command, Reply
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import CommitGroupReply, RequireQueue
 from streams.protocol.messages.routers import Route
 from streams.protocol.messages.schedules import PutScheduleReply
 from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.matches import parse_match as parse_match
 from streams.protocol.model.names import (
     FENCING_TOKEN_BYTES_MAX,
     check_box_name,
     check_group_name,
     check_readable_name,
     check_text,
-    quote,
 )
 from streams.protocol.payloads.appends import (
     RecordLimits,
@@ -63,28 +63,6 @@ _decode_delete = msgspec.json.Decoder(DeleteBody).decode
 _decode_fence = msgspec.json.Decoder(FenceBody).decode
 _decode_patch = msgspec.json.Decoder(BoxPatch).decode
 _decode_exchange = msgspec.msgpack.Decoder(ExchangeUse).decode
-
-
-def parse_match(value: str | list[str], field: str = "match") -> Match:
-    """The tag filter grammar of §5: "X", ["tag","Eq","X"] or ["tag","Glob","X*"]."""
-    if isinstance(value, str):
-        value = ["tag", "Eq", value]
-    if len(value) != 3 or value[0] != "tag" or value[1] not in ("Eq", "Glob"):
-        raise InvalidRequest(
-            f'{field}: must be a tag, ["tag","Eq","X"] or ["tag","Glob","X*"], got {quote(str(value))}',
-            field=field,
-        )
-    text = value[2]
-    if value[1] == "Eq":
-        if not text:
-            raise InvalidRequest(f"{field}: an empty tag matches nothing", field=field)
-        return Match(text)
-    if text.count("*") != 1 or not text.endswith("*"):
-        raise InvalidRequest(
-            f"{field}: {quote(text)} must end in its only star, as in user-* (use Eq for an exact tag)",
-            field=field,
-        )
-    return Match(text[:-1], is_prefix=True)
 
 
 def parse_router(body: bytes) -> tuple[Route, int | None]:

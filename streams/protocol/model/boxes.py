@@ -17,6 +17,8 @@ from streams.protocol.model.names import BoxName, check_box_name
 Durability = Literal["memory", "disk", "fsync", "object"]
 #: Classes whose acknowledged records survive a power loss (`durable: true`).
 DURABLE = ("fsync", "object")
+#: The longest delay after a failed delivery: a day.
+DELAY_MS_MAX = 86_400_000
 #: Deliveries per second that `rate_per_s` can limit a queue to.
 RATE_MAX = 1_000_000
 NON_NEGATIVE_MAX = 2**53 - 1  # the largest integer every JSON reader keeps exact
@@ -27,6 +29,15 @@ _Count = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
 class Timestamping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["arrival", "client-prefer", "client-require"] = "arrival"
     uncapped: bool = False
+
+
+class RetryBackoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a job waits after a failed delivery."""
+
+    initial_ms: int = 1000
+    factor: float = 2
+    max_ms: int = 3_600_000
+    jitter: float = 0.2
 
 
 class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +67,19 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
     #: Deliveries per second; 0 = no limit.
     rate_per_s: float = 0
+    #: None = a failed job is ready at once.
+    retry_backoff: RetryBackoff | None = None
+    #: Jobs of one `ordering_key` that are leased at a time; 0 = no limit.
+    key_concurrency: int = 0
+    #: Claims rotate over the keys.
+    fair: bool = False
 
     def to_fields(self) -> dict[str, Any]:
         """The config as answers show it: with `durable`, the boolean alias of `durability`."""
         fields = msgspec.structs.asdict(self)
         fields["timestamping"] = msgspec.structs.asdict(self.timestamping)
+        if self.retry_backoff is not None:
+            fields["retry_backoff"] = msgspec.structs.asdict(self.retry_backoff)
         fields["durable"] = self.durability in DURABLE
         return fields
 
@@ -95,6 +114,9 @@ class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     leases_durable: bool | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
     rate_per_s: Annotated[float, Meta(ge=0, le=RATE_MAX)] | UnsetType = UNSET
+    retry_backoff: RetryBackoff | UnsetType | None = UNSET
+    key_concurrency: _Count | UnsetType = UNSET
+    fair: bool | UnsetType = UNSET
 
 
 #: Values outside these bounds are clamped, not refused (v0 §1).
@@ -126,6 +148,8 @@ def merge(config: BoxConfig, patch: BoxPatch, *, box: str, exists: bool) -> BoxC
             raise InvalidRequest(
                 f"dead_letter: a box cannot be its own dead letter box ({box})", field="dead_letter"
             )
+    if fields.get("retry_backoff") is not None:
+        _check_backoff(fields["retry_backoff"])
     if exists:
         for name in _IMMUTABLE:
             if name in fields and fields[name] != getattr(config, name):
@@ -135,3 +159,18 @@ def merge(config: BoxConfig, patch: BoxPatch, *, box: str, exists: bool) -> BoxC
                     field=name,
                 )
     return msgspec.structs.replace(config, **fields)
+
+
+def _check_backoff(backoff: RetryBackoff) -> None:
+    bounds = {
+        "initial_ms": (0, DELAY_MS_MAX),
+        "factor": (1, 100),
+        "max_ms": (0, DELAY_MS_MAX),
+        "jitter": (0, 1),
+    }
+    for name, (low, high) in bounds.items():
+        value = getattr(backoff, name)
+        if not low <= value <= high:
+            raise InvalidRequest(
+                f"retry_backoff.{name}: {value} is not from {low} to {high}", field="retry_backoff"
+            )

@@ -25,25 +25,29 @@ Invariants
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model import sequenced
+from streams.protocol.model.job_fields import JobFields
+from streams.protocol.model.stored_records import ABSENT as ABSENT
+from streams.protocol.model.stored_records import decode_records
+from streams.protocol.model.stored_records import metas_of as metas_of
+from streams.protocol.model.stored_records import split_columns as split_columns
+from streams.protocol.model.stored_records import with_meta as with_meta
 
 #: The encoding of a blob: records as JSON, or binary records (`sequenced.py`).
 JSON = 1
 BINARY = 2
-
-#: A union with Raw cannot be decoded, so an absent raw value is an empty one.
-ABSENT = Raw(b"")
+#: On disk alone: JSON with job fields behind the nodes. In memory it is JSON.
+_JSON_WITH_JOB_FIELDS = 3
 
 
 class Columns(msgspec.Struct, gc=False):
@@ -55,6 +59,9 @@ class Columns(msgspec.Struct, gc=False):
     nodes: list[str | None] | None = None
     metas: list[Raw | None] | None = None
     times: list[int | None] | None = None
+    job_fields: JobFields | None = None
+    #: For each record, how long after the write it is delivered.
+    delays_ms: list[int | None] | None = None
     #: Running total of the lengths of `datas`, where it is known already.
     ends: array[int] | None = None
 
@@ -90,6 +97,7 @@ class Batch:
         "first_seq",
         "first_ts",
         "hops",
+        "job_fields",
         "last_ts",
         "lsn",
         "nodes",
@@ -132,6 +140,7 @@ class Batch:
         self.blob = blob
         #: How many routers these records have come through; 0 when they were written here.
         self.hops = hops
+        self.job_fields: JobFields | None = None
         # The owner's notes: where the batch is logged, and how much of it no reader can get any more.
         self.lsn = 0
         self.dead = 0
@@ -171,6 +180,8 @@ class Batch:
             cost += _TEXT_BYTES + len(self.tags)
         if self.nodes is not None:
             cost += _TEXT_BYTES + len(self.nodes)
+        if self.job_fields is not None:
+            cost += _ARRAY_BYTES + len(self.job_fields.to_bytes())
         return cost
 
     def start(self, index: int) -> int:
@@ -257,16 +268,19 @@ class Batch:
         """Records first..last as JSON, in another form than the default one."""
         if self.encoding == BINARY:
             return sequenced.render_json(bytes(self.text(first, last)), meta=meta, data=data)
-        if meta and data and not (tags and self.tags is not None):
+        fields = self.job_fields if tags else None
+        if meta and data and fields is None and not (tags and self.tags is not None):
             return self.text(first, last)
         tag_of = self.tag_list() if tags else None
         parts: list[bytes] = []
-        for index, record in enumerate(_decode(b"[" + self.text(first, last) + b"]"), first):
+        for index, record in enumerate(decode_records(b"[" + self.text(first, last) + b"]"), first):
             part = b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)
             if len(record.node):
                 part += b',"$node":%b' % record.node
             if tag_of is not None and tag_of[index]:
                 part += b',"$tag":%b' % msgspec.json.encode(tag_of[index])
+            if fields is not None:
+                part += fields.texts(index)
             if meta and len(record.meta):
                 part += b',"meta":%b' % record.meta
             if data:
@@ -304,7 +318,7 @@ class Batch:
             ends = array("I", map((-before).__add__, ends[first : last + 1])) if first < last else None
         if times is not None:
             times = times[first : last + 1] if times[first] != times[last] else None
-        return Batch(
+        part = Batch(
             encoding=self.encoding,
             first_seq=self.first_seq + first,
             count=last - first + 1,
@@ -318,6 +332,8 @@ class Batch:
             blob=bytes(self.text(first, last)),
             hops=self.hops,
         )
+        part.job_fields = None if self.job_fields is None else self.job_fields.part(first, last)
+        return part
 
     # -- bytes of a whole batch, for the log and for bulk readers
 
@@ -326,8 +342,9 @@ class Batch:
         times = self.times.tobytes() if self.times is not None else b""
         tags = self.tags or b""
         nodes = self.nodes or b""
+        fields = b"" if self.job_fields is None else self.job_fields.to_bytes()
         head = _HEAD.pack(
-            self.encoding,
+            _JSON_WITH_JOB_FIELDS if fields else self.encoding,
             self.hops,
             self.stride,
             self.count,
@@ -339,7 +356,7 @@ class Batch:
             len(tags),
             len(nodes),
         )
-        return [head + ends + times + tags + nodes, self.blob]
+        return [head + ends + times + tags + nodes + fields, self.blob]
 
     @classmethod
     def peek(cls, content: memoryview) -> tuple[int, int, bool]:
@@ -373,6 +390,10 @@ class Batch:
         at += tags_n
         nodes = bytes(content[at : at + nodes_n]) if nodes_n else None
         at += nodes_n
+        fields: JobFields | None = None
+        if encoding == _JSON_WITH_JOB_FIELDS:
+            fields, length = JobFields.from_bytes(content[at:])
+            encoding, at = JSON, at + length
         batch = cls(
             encoding=encoding,
             first_seq=first_seq,
@@ -387,6 +408,7 @@ class Batch:
             blob=bytes(content[at:]),
             hops=hops,
         )
+        batch.job_fields = fields
         assert batch.end(count - 1) == len(batch.blob), "ENDS"
         return batch
 
@@ -405,81 +427,10 @@ def _part_of_nodes(nodes: bytes | None, first: int, last: int) -> bytes | None:
     return (part[0] or None) if part.count(part[0]) == len(part) else b"\0".join(part)
 
 
-class _StoredRecord(msgspec.Struct, gc=False):
-    seq: int = msgspec.field(name="$seq")
-    ts: int = msgspec.field(name="$ts")
-    data: Raw
-    node: Raw = msgspec.field(name="$node", default=ABSENT)
-    meta: Raw = ABSENT
-
-
-_decode_stored = msgspec.json.Decoder(list[_StoredRecord]).decode
-
-
-def _decode(text: bytes) -> list[_StoredRecord]:
-    """Decode the records of a batch. A value nested as deep as an append allows must decode here too, even
-    from a deeper stack; so the recursion limit is doubled if needed."""
-    try:
-        return _decode_stored(text)
-    except RecursionError:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(2 * limit)
-        try:
-            return _decode_stored(text)
-        finally:
-            sys.setrecursionlimit(limit)
-
-
-class RecordColumns(NamedTuple):
-    """Stored records by column. Absent metas and nodes are empty."""
-
-    seqs: list[int]
-    times: list[int]
-    datas: list[Raw]
-    nodes: list[str]
-    metas: list[Raw]
-
-
-def split_columns(texts: Sequence[bytes | memoryview]) -> RecordColumns:
-    """Decode stretches of records, each as `Batch.text` returns it, into columns."""
-    records = _decode(b"[" + _COMMA.join(texts) + b"]")
-    raws = [bytes(record.node) for record in records]
-    names = {raw: msgspec.json.decode(raw) if raw else "" for raw in set(raws)}
-    return RecordColumns(
-        [record.seq for record in records],
-        [record.ts for record in records],
-        [record.data for record in records],
-        [names[raw] for raw in raws],
-        [record.meta for record in records],
-    )
-
-
-_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
-
-
-def metas_of(text: bytes | memoryview) -> list[dict[str, Raw]]:
-    """`meta` of each of these records; its values stay the bytes they are."""
-    return [_decode_meta(record.meta) if len(record.meta) else {} for record in _decode(b"[" + text + b"]")]
-
-
-def with_meta(text: bytes, fields: dict[str, bytes], *, without: Sequence[str] = ()) -> bytes:
-    """One record with these fields in its `meta`, and others taken out. Nothing else of it changes."""
-    (record,) = _decode(b"[" + text + b"]")
-    meta: dict[str, Raw] = _decode_meta(record.meta) if len(record.meta) else {}
-    meta = {name: value for name, value in meta.items() if name not in without}
-    meta |= {name: Raw(value) for name, value in fields.items()}
-    parts = [b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)]
-    if len(record.node):
-        parts.append(b'"$node":%b' % record.node)
-    if meta:
-        parts.append(b'"meta":%b' % msgspec.json.encode(meta))
-    return b",".join([*parts, b'"data":%b}' % record.data])
-
-
 def columns_of(text: bytes, *, tags: bytes | None, keep_nodes: bool) -> Columns:
     """Stored records as columns of a write, to be rendered again in another box. `data` and `meta` stay the
     bytes they are."""
-    records = _decode(b"[" + text + b"]")
+    records = decode_records(b"[" + text + b"]")
     metas: list[Raw | None] = [record.meta if len(record.meta) else None for record in records]
     nodes: list[str | None] | None = None
     if keep_nodes:
@@ -536,7 +487,7 @@ def resolve_times(
 
 
 def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batch:
-    """Render records as the batch that starts at `first_seq`."""
+    """Render records as the batch that starts at `first_seq`; job fields are the caller's."""
     count = len(columns.datas)
     uniform_ts = times if isinstance(times, int) else None
     if count == 1 and uniform_ts is not None and columns.nodes is None and columns.metas is None:

@@ -10,6 +10,7 @@ Rules of the file
 from __future__ import annotations
 
 import re
+from array import array
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +18,7 @@ from msgspec import Meta, Raw
 
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxPatch
+from streams.protocol.model.job_fields import fields_of
 from streams.protocol.model.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, quote
 from streams.protocol.model.records import ABSENT, Columns
 
@@ -36,6 +38,11 @@ class RecordLimits(msgspec.Struct, frozen=True):
     node_bytes_max: int = 128
 
 
+#: Bytes of an `ordering_key`, the highest `job_priority`, and how far ahead a job can be: ten years.
+ORDERING_KEY_BYTES_MAX = 256
+JOB_PRIORITY_MAX = 9
+AHEAD_MS_MAX = 10 * 366 * 86_400_000
+
 _NULL = Raw(b"null")
 
 #: The longest tag that the basic decoder takes. It checks this at no cost, so no second check is needed.
@@ -53,6 +60,10 @@ class _FullRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     node: str | None = None
     meta: Raw = ABSENT
     ts: _Millis | None = None
+    ordering_key: str | None = None
+    job_priority: Annotated[int, Meta(ge=0, le=JOB_PRIORITY_MAX)] = 0
+    delay_ms: _Millis | None = None
+    deliver_at: _Millis | None = None
 
 
 class AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -214,13 +225,38 @@ def check_idempotency_key(key: str) -> str:
 
 
 def _full_columns(records: list[_FullRecord]) -> Columns:
-    return Columns(
+    columns = Columns(
         [record.data for record in records],
         None,
         [record.node for record in records],
         [None if len(record.meta) == 0 or record.meta == _NULL else record.meta for record in records],
         [record.ts for record in records],
     )
+    _add_job_fields(columns, records)
+    return columns
+
+
+def _add_job_fields(columns: Columns, records: list[_FullRecord]) -> None:
+    """Check the job fields of a write and add those that are used."""
+    keys = (
+        _joined_texts([record.ordering_key for record in records], "ordering_key", ORDERING_KEY_BYTES_MAX)
+        if records
+        else None
+    )
+    times = array("q", [record.deliver_at or 0 for record in records])
+    delays_ms = _drop_if_unused([record.delay_ms for record in records])
+    if delays_ms is not None:
+        for index, (delay_ms, time) in enumerate(zip(delays_ms, times, strict=True)):
+            if delay_ms is not None and time:
+                raise InvalidRequest(
+                    f"records[{index}]: has delay_ms and deliver_at; send one of them", field="delay_ms"
+                )
+            if delay_ms is not None and delay_ms > AHEAD_MS_MAX:
+                raise InvalidRequest(
+                    f"records[{index}].delay_ms: {delay_ms} is more than ten years", field="delay_ms"
+                )
+        columns.delays_ms = delays_ms
+    columns.job_fields = fields_of(keys, bytes([record.job_priority for record in records]), times)
 
 
 def _check_columns(
