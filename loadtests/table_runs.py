@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         path = str(Path(folder, "table"))
         with streams.Client(server.url) as client:
             box = client.box(BOX)
-            box.create(timestamping="client-prefer")
+            box.create(timestamping={"mode": "client-prefer"})
             for run in range(runs):
                 at_ms = _START_MS + run * _HOUR_MS
                 box.append_batch([streams.Entry({"n": n}, ts=at_ms + n) for n in range(RECORDS)])
