@@ -29,7 +29,7 @@ from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
 from shard.storage.segments.store import segment_of
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages import bulk, commands, forwards, queues, routers
+from streams.protocol.messages import bulk, commands, forwards, queues, routers, schedules
 from streams.protocol.messages.commands import Command
 from streams.protocol.messages.routers import Route
 from streams.protocol.model.boxes import BoxPatch
@@ -567,8 +567,19 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
     head = known.log.head_seq if known is not None else 0
     if known is not None and known.queue is not None and rng.random() < 0.6:
         return random_queue_command(rng, known)
-    kinds = ("append", "put", "delete", "delete_box", "fence", "read", "forwarding", "group", "txn")
-    kind = rng.choices(kinds, weights=(56, 14, 10, 3, 5, 8, 20, 4, 20))[0]
+    kinds = (
+        "append",
+        "put",
+        "delete",
+        "delete_box",
+        "fence",
+        "read",
+        "forwarding",
+        "group",
+        "txn",
+        "schedule",
+    )
+    kind = rng.choices(kinds, weights=(56, 14, 10, 3, 5, 8, 20, 4, 20, 6))[0]
     if kind == "append":
         records = [
             {
@@ -604,6 +615,8 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
         return commands.SetFence(box, rng.choice(("", "t1", "t2")))
     if kind == "txn":
         return random_txn_command(rng, driver, number)
+    if kind == "schedule":
+        return random_schedule_command(rng, box)
     if kind == "group":
         return random_group_command(rng, box, known.log.visible_seq if known is not None else 0)
     return commands.ReadBox(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
@@ -693,6 +706,23 @@ def random_group_command(rng: random.Random, box: str, visible_seq: int) -> Comm
     if rng.random() < 0.3:
         return queues.DeleteGroup(box, group)
     return queues.CommitGroup(box, group, rng.randint(0, visible_seq))
+
+
+def random_schedule_command(rng: random.Random, box: str) -> Command:
+    """Names of one box are not those of another: a schedule keeps its box."""
+    name = f"{box}{rng.choice('12')}"
+    kind = rng.choice(("put", "put", "put", "run", "drop"))
+    if kind == "run":
+        return schedules.RunSchedule(box, name, rng.choice((None, "k1")))
+    if kind == "drop":
+        return schedules.DropSchedule(box, name)
+    spec = schedules.ScheduleSpec(
+        record=b'{"data":[0,0,"s"]}',
+        every_ms=rng.choice((100, 150)),
+        is_paused=rng.random() < 0.1,
+        catch_up=rng.choice(("one", "all", "none")),
+    )
+    return schedules.PutSchedule(box, name, spec)
 
 
 def random_txn_command(rng: random.Random, driver: Driver, number: int) -> Command:
