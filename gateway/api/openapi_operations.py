@@ -301,7 +301,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /v0/schedules/{schedule}": Operation(
         tag="schedules",
         summary="A schedule and its progress.",
-        answers={200: replies.ScheduleState},
+        answers={200: replies.GetScheduleReply},
         codes=("schedule_not_found",),
     ),
     "DELETE /v0/schedules/{schedule}": Operation(

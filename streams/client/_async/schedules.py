@@ -63,9 +63,9 @@ class AsyncSchedules:
                 body[field] = value
         return await self._client.call("PUT", _path(name), replies.PutScheduleReply, body)
 
-    async def get(self, name: str) -> replies.ScheduleState:
+    async def get(self, name: str) -> replies.GetScheduleReply:
         """Return the definition and progress of a schedule."""
-        return await self._client.get(_path(name), replies.ScheduleState)
+        return await self._client.get(_path(name), replies.GetScheduleReply)
 
     async def list(self, prefix: str = "", *, box: str = "") -> AsyncIterator[replies.ScheduleState]:
         """All schedules whose name begins so, sorted by name; only those of one box if it is given."""

@@ -64,9 +64,9 @@ class Schedules:
                 body[field] = value
         return self._client.call("PUT", _path(name), replies.PutScheduleReply, body)
 
-    def get(self, name: str) -> replies.ScheduleState:
+    def get(self, name: str) -> replies.GetScheduleReply:
         """Return the definition and progress of a schedule."""
-        return self._client.get(_path(name), replies.ScheduleState)
+        return self._client.get(_path(name), replies.GetScheduleReply)
 
     def list(self, prefix: str = "", *, box: str = "") -> Iterator[replies.ScheduleState]:
         """All schedules whose name begins so, sorted by name; only those of one box if it is given."""

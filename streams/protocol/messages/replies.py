@@ -394,6 +394,10 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str | None
 
 
+class GetScheduleReply(ScheduleState, frozen=True, kw_only=True):
+    """The reply to a request for one schedule."""
+
+
 class PutScheduleReply(ScheduleState, frozen=True, kw_only=True):
     created: bool
 
