@@ -20,7 +20,7 @@ def command() -> None:
 
 @example(
     """streams schedule create report jobs '{"kind": "report"}' --cron '0 9 * * mon-fri' --time-zone UTC""",
-    "streams schedule create tick clock 1 --every-ms 60000 --catch-up none",
+    "streams schedule create tick orders 1 --every-ms 60000 --catch-up none",
 )
 @command.command("create")
 @click.argument("schedule")

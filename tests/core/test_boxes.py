@@ -136,8 +136,8 @@ def test_boxes_are_listed_by_name_page_by_page(driver: Driver) -> None:
 def test_deleting_a_box_takes_everything_and_seqs_restart(driver: Driver) -> None:
     driver.append({"data": 1, "tag": "t"}, idempotency_key="k")
     driver.ask(commands.SetFence("b", "t"))
-    assert driver.ask(commands.DeleteBox("b")) == commands.DeleteBoxReply("b", True, [])
-    assert driver.ask(commands.DeleteBox("b")) == commands.DeleteBoxReply("b", False, [])
+    assert driver.ask(commands.DeleteBox("b")) == commands.DeleteBoxReply("b", True, [], [])
+    assert driver.ask(commands.DeleteBox("b")) == commands.DeleteBoxReply("b", False, [], [])
     again = driver.append(1, idempotency_key="k")
     assert again.created and again.first_seq == 1
     assert driver.ask(commands.DeleteRecords("b", None, Match("t"))).deleted == 0

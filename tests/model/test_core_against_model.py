@@ -380,7 +380,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         except Refusal as refusal:
             self.refused(outcome, name, refusal)
             return
-        assert outcome.reply == commands.DeleteBoxReply(name, deleted, [])
+        assert outcome.reply == commands.DeleteBoxReply(name, deleted, [], [])
         self.waits_at_least(outcome, self.deleted_lsn, durable=True)
 
     @rule(name=names, token=st.sampled_from(FENCES), if_token=st.sampled_from([None, *FENCES]))

@@ -398,9 +398,10 @@ def test_the_other_replies_are_worded_as_they_are() -> None:
     assert answer(commands.GetRecordResult("b", b'{"$seq":1}')) == {"box": "b", "record": {"$seq": 1}}
     listed = answer(commands.ListBoxesResult([{"box": "b"}], True, 7))
     assert (listed["boxes"], listed["more"], listed["total"]) == ([{"box": "b"}], True, 7)
-    assert answer(commands.DeleteBoxReply("b", True, [])) == {
+    assert answer(commands.DeleteBoxReply("b", True, [], [])) == {
         "box": "b",
         "deleted": True,
+        "schedules_removed": [],
         "routers_removed": [],
     }
     assert answer(commands.Tail("b", 1, 2, None)) == {
