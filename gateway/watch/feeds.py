@@ -3,9 +3,12 @@
     shard ◄── follow(place, wait) ── Feed ──► page ──► every watcher that is exactly there
 
 A feed asks its shard for the page after its place, waits for the answer, delivers it to its watchers, and
-asks again. Only one request is in flight: while a page is delivered the shard gathers the next one, so pages
-grow with the load. If the shard goes down, the feed repeats its request until the shard is back; the log has
-the records of the meantime.
+asks again. The answer's callback delivers it, in the task of the link: an event waits for no other task. If
+there are many watchers, or the answer is an error, the feed's own task handles it.
+
+Only one request is in flight: while a page is delivered the shard gathers the next one, so pages grow with
+the load. If the shard goes down, the feed repeats its request until the shard is back; the log has the
+records of the meantime.
 
 A watcher joins at the feed's own place or ahead of it, so that there is neither gap nor repeat. Any other
 watcher reads its backlog first. A watcher whose client does not keep up leaves the feed, and reads the log
@@ -26,6 +29,7 @@ import structlog
 import trio
 
 from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import OnAnswer
 from gateway.watch.merge import Track
 from gateway.watch.page import EncodedPage, Encoding, Place
 from streams.protocol import wire
@@ -87,15 +91,20 @@ class Feeds:
             task_status.started()
             await trio.sleep_forever()
 
-    async def read(self, box: str, encoding: Encoding, place: Place, wait_ms: int = 0) -> EncodedPage:
-        """Read the page after a place. Raises `BoxNotFound`, and the errors of a shard that does not
-        answer."""
-        # Live reads use the urgent links. Backlog reads do not, because they would delay urgent appends.
-        links = self._dispatch.urgent if wait_ms else self._dispatch.links
-        link = links[self._dispatch.placement.shard_of(box)]
-        message = await link.call(
-            wire.OP_FOLLOW, _encode_head(encoding.request_head(box, place, wait_ms)), b""
-        )
+    async def read(self, box: str, encoding: Encoding, place: Place) -> EncodedPage:
+        """Read the page of backlog after a place. Raises `BoxNotFound`, and the errors of a shard that does
+        not answer."""
+        # Not the urgent link, because pages of backlog would delay urgent appends.
+        link = self._dispatch.links[self._dispatch.placement.shard_of(box)]
+        request = _encode_head(encoding.request_head(box, place, 0))
+        return self.page_of(box, place, await link.call(wire.OP_FOLLOW, request, b""))
+
+    def follow(self, box: str, encoding: Encoding, place: Place, on_answer: OnAnswer) -> None:
+        """Ask for the page after a place, when there is one. Raises the errors of a link that is down."""
+        link = self._dispatch.urgent[self._dispatch.placement.shard_of(box)]
+        link.post(wire.OP_FOLLOW, _encode_head(encoding.request_head(box, place, WAIT_MS)), b"", on_answer)
+
+    def page_of(self, box: str, place: Place, message: wire.Message) -> EncodedPage:
         if message.body:
             self._pages_encoded += 1
         return EncodedPage(box, place, _decode_head(message.head), message.body)
@@ -129,6 +138,11 @@ class Feeds:
         del self._feeds[(feed.box, feed.encoding)]
 
 
+def _has_news(page: EncodedPage) -> bool:
+    """Return True if watchers get anything, or only move on."""
+    return page.place != page.was or page.tombstone is not None
+
+
 class Feed:
     def __init__(self, feeds: Feeds, box: str, encoding: Encoding, place: Place) -> None:
         self.box = box
@@ -136,6 +150,9 @@ class Feed:
         self.place = place
         self.tracks: dict[Track, Follower] = {}
         self._feeds = feeds
+        #: The answer that the feed's own task has to handle, and the event that wakes it.
+        self._answer: wire.Message | StreamsError | None = None
+        self._has_answer = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Feed {self.box} at {self.place.seq}, {len(self.tracks)} watchers>"
@@ -154,7 +171,7 @@ class Feed:
         try:
             while True:
                 try:
-                    page = await self._feeds.read(self.box, self.encoding, self.place, WAIT_MS)
+                    page = await self._next_page()
                 except BoxNotFound:
                     await self._announce_delete()
                 except (Busy, Uncertain) as error:
@@ -168,7 +185,7 @@ class Feed:
                         follower.on_box_error(track, error)
                     return
                 else:
-                    if page.place != page.was or page.tombstone is not None:
+                    if _has_news(page):
                         self.place = page.place
                         await self._deliver(page)
                 pause_s = _PAUSE_S_MIN
@@ -176,6 +193,41 @@ class Feed:
                     return
         finally:
             self._feeds.remove(self)
+
+    async def _next_page(self) -> EncodedPage:
+        """Return the next page that this task has to deliver, or raise the error of the shard."""
+        self._has_answer = trio.Event()
+        self._feeds.follow(self.box, self.encoding, self.place, self._on_answer)
+        await self._has_answer.wait()
+        assert self._answer is not None
+        answer, self._answer = self._answer, None
+        if isinstance(answer, StreamsError):
+            raise answer
+        return self._feeds.page_of(self.box, self.place, answer)
+
+    def _on_answer(self, answer: wire.Message | StreamsError) -> None:
+        """Deliver a page to a few watchers and ask for the next one. Otherwise leave it to the feed's task:
+        called in the task of the link, it must not take long."""
+        tracks = self.tracks
+        if isinstance(answer, StreamsError) or not 0 < len(tracks) <= _TURN:
+            self._wake_task(answer)
+            return
+        page = self._feeds.page_of(self.box, self.place, answer)
+        if _has_news(page):
+            self.place = page.place
+            count = len(tracks)
+            for track, follower in list(tracks.items()):
+                if not follower.on_page(track, page):
+                    tracks.pop(track, None)
+            self._feeds.note_delivery(self.box, page, count)
+        try:
+            self._feeds.follow(self.box, self.encoding, self.place, self._on_answer)
+        except StreamsError as error:
+            self._wake_task(error)
+
+    def _wake_task(self, answer: wire.Message | StreamsError) -> None:
+        self._answer = answer
+        self._has_answer.set()
 
     async def _deliver(self, page: EncodedPage) -> None:
         tracks = self.tracks

@@ -10,7 +10,7 @@ import trio
 
 from gateway.requests.request import Buffer
 from gateway.shards.dispatch import Dispatch
-from gateway.shards.links import Link
+from gateway.shards.links import Link, OnAnswer
 from gateway.shards.placement import even
 from shard.core.machine import Machine, Outcome
 from streams.protocol import wire
@@ -97,6 +97,19 @@ class MemoryLink(Link):
             text = wire.head_encoder.encode(requests.page_head(reply))
             return wire.Message(wire.REPLY, 0, op, 0, text, reply.records)
         return wire.Message(wire.REPLY, 0, op, 0, b"", requests.encode_reply(reply))
+
+    def post(self, op: int, head: bytes, body: Buffer, on_answer: OnAnswer) -> int:
+        if not self.is_up:
+            raise ShardUnavailable(shard=self.shard)
+        trio.lowlevel.spawn_system_task(self._answer_post, op, head, body, on_answer)
+        return 0
+
+    async def _answer_post(self, op: int, head: bytes, body: Buffer, on_answer: OnAnswer) -> None:
+        try:
+            answer: wire.Message | StreamsError = await self.call(op, head, body)
+        except StreamsError as error:
+            answer = error
+        on_answer(answer)
 
 
 def dispatch_to(shards: list[MemoryShard]) -> Dispatch:
