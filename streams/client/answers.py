@@ -122,10 +122,12 @@ def encode_entry(entry: Entry | Any) -> bytes:
     record = b'{"data":%b' % encode_json(entry.data)
     if entry.meta is not None:
         record += b',"meta":%b' % encode_json(entry.meta, "meta")
-    for name in ("tag", "node", "ts"):
+    for name in ("tag", "node", "ts", "ordering_key", "delay_ms", "deliver_at"):
         value = getattr(entry, name)
         if value is not None:
             record += b',"%b":%b' % (name.encode(), msgspec.json.encode(value))
+    if entry.job_priority:
+        record += b',"job_priority":%d' % entry.job_priority
     return record + b"}"
 
 

@@ -303,6 +303,14 @@ def test_other_values_are_written_as_before() -> None:
     assert answers.encode_entry(entry) == record
 
 
+def test_every_field_of_an_entry_is_sent() -> None:
+    entry = answers.Entry(
+        1, "t", "n", {"m": 2}, 3, ordering_key="k", job_priority=4, delay_ms=0, deliver_at=5
+    )
+    sent = msgspec.json.decode(answers.encode_entry(entry))
+    assert sent == msgspec.structs.asdict(entry)
+
+
 def test_a_write_over_the_cap_of_its_box_is_not_called_a_record_that_is_too_large() -> None:
     fault = {"code": "record_too_large", "message": "m", "detail": {"cap_records": 3, "cap_bytes": 0}}
     error = error_of(400, json.dumps({"error": fault}).encode())
