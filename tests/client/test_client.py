@@ -87,7 +87,7 @@ def test_reading_ends_at_the_head_and_can_begin_anywhere(client: streams.Client,
     assert [next(reader).data for _ in range(5)] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
     assert reader.cursor == 5
     assert data(box.read(reader.cursor)) == [5, 6, 7, 8, 9]
-    with pytest.raises(ValueError, match="give one"):
+    with pytest.raises(ValueError, match="pass only one"):
         box.read(1, group="g")
 
 

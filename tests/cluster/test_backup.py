@@ -179,7 +179,7 @@ def test_what_cannot_be_done_is_refused_with_the_next_step(tmp_path: Path, targe
     assert "is not empty" in refused("restore", str(target), "--data-dir", data)
     assert "is not empty" in refused("restore", str(target), "--data-dir", str(target))
     assert sorted(found.name for found in target.iterdir()) == ["backup-shards", "backups"]
-    assert f"there are {id}" in refused(
+    assert f"the existing ones are {id}" in refused(
         "restore", str(target), "--backup", "x", "--data-dir", str(tmp_path / "b")
     )
     (manifest,) = (target / "backups").glob("*.json")

@@ -153,10 +153,10 @@ def test_keys_that_cannot_be_read_leave_those_before_in_place(server: tuple[Serv
     keys.write_text(f"{NEW}\n")
     reload(running)
     eventually(lambda: statuses(running, NEW) == {200})
-    told = running.log_text().count("keys not read again")
+    told = running.log_text().count("keys not reloaded")
     keys.write_text(text)
     reload(running)
-    eventually(lambda: running.log_text().count("keys not read again") == told + 1)
+    eventually(lambda: running.log_text().count("keys not reloaded") == told + 1)
     assert statuses(running, NEW) == statuses(running, FIXED) == {200}
     assert statuses(running, OLD) == {401}
     assert "hunter2" not in running.log_text()

@@ -133,7 +133,7 @@ def address(route, name=IN):
         template = template.replace(f"{{{parameter}}}", name)
     return method, template.replace("{seq}", "1").replace("{group}", "g").replace(
         "{wid}", "wid_none"
-    ).replace("{}", "1")
+    ).replace("{file}", "app.js")
 
 
 @pytest.fixture

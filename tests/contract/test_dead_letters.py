@@ -32,7 +32,7 @@ def dead(request, box):
 
 
 def test_a_job_delivered_too_often_moves_with_all_that_belongs_to_it(api, box, dead):
-    """§8: meta.$dead_letter_from, _deliveries, _src_seq; then it is deleted."""
+    """§8, §21: meta.$dead_letter_from, _deliveries, _src_seq, _node, _ts; then it is deleted."""
     api.put(box, type="queue", max_deliveries=2, dead_letter=dead)
     api.append(box, records=[{"data": {"n": 1}, "tag": "t", "meta": {"trace": 9}}, {"data": 2}])
     worn_out(api, box, 1, 2)
@@ -44,7 +44,10 @@ def test_a_job_delivered_too_often_moves_with_all_that_belongs_to_it(api, box, d
         "$dead_letter_from": box,
         "$dead_letter_deliveries": 2,
         "$dead_letter_src_seq": 1,
+        "$dead_letter_node": "w",
+        "$dead_letter_ts": first["meta"]["$dead_letter_ts"],
     }
+    assert 0 <= first["$ts"] - first["meta"]["$dead_letter_ts"] < 60_000
     assert second["meta"]["$dead_letter_src_seq"] == 2
 
     def moved():

@@ -180,7 +180,7 @@ def test_deletes_answer_with_what_is_left(driver: Driver) -> None:
 def test_a_machine_and_its_boxes_say_what_they_are(driver: Driver) -> None:
     driver.append(1, 2, idempotency_key="k")
     assert repr(driver.machine) == "<Machine 1 boxes, lsn 2/2/2>"
-    assert repr(driver.machine.boxes["b"]) == "<Box b g1024000 disk <Log 1..2..2, 2 live>>"
+    assert repr(driver.machine.boxes["b"]) == "<Box b g1024000 disk <BoxLog 1..2..2, 2 live>>"
     statistics = driver.machine.statistics()
     assert (statistics["boxes"], statistics["records"], statistics["idempotency_keys"]) == (1, 2, 1)
     assert isinstance(driver.machine.boxes["b"].facts(), BoxFacts)

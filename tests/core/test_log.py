@@ -54,7 +54,7 @@ def test_a_new_log_is_empty_and_says_where_it_would_begin() -> None:
     assert (log.head_seq, log.earliest_seq, log.evict_floor, log.count, log.bytes) == (0, 1, 0, 0, 0)
     assert log.oldest is None and log.first_seq_at(5) == 1 and log.span_at(1) is None
     assert next(log.spans(1), None) is None and log.visible_totals() == (0, 0)
-    assert repr(log) == "<Log 1..0..0, 0 live>"
+    assert repr(log) == "<BoxLog 1..0..0, 0 live>"
 
 
 def test_eviction_moves_both_floors_and_deletion_only_the_first_live_one() -> None:

@@ -333,7 +333,7 @@ def test_the_backup_asked_for_or_the_one_after_the_time_or_the_newest_is_chosen(
         three,
         three,
     ]
-    with pytest.raises(LookupError, match=f"there is no backup nothing; there are {one}"):
+    with pytest.raises(LookupError, match=f"there is no backup nothing; the existing ones are {one}"):
         choose_backup(target, id="nothing")
 
 

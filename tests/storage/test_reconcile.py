@@ -96,6 +96,8 @@ class World:
     def carry(self) -> None:
         """Everything that is to be copied or moved, until nothing is left."""
         for _ in range(100):
+            for driver in self.shards:
+                driver.copy_all_locally()
             found = [(driver, given) for driver in self.shards for given in collect(driver)]
             for driver, given in found:
                 driver.do(bring(self.owner(given.parcel.dest), given))
