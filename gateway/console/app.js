@@ -22,7 +22,7 @@ const SHORTCUTS = [["/", "search or edit"], ["j  k", "next, previous row"], ["En
 function place() {
   const [path, asked] = location.hash.replace(/^#\/?/, "").split("?");
   const [page, name, tab] = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  return { page: page || "", name, tab: tab || "", query: new URLSearchParams(asked) };
+  return { page: page || "", name, tab: tab || "", query: new URLSearchParams(asked), hash: location.hash };
 }
 
 function useWho(version) {
@@ -156,7 +156,7 @@ function App() {
       <a href="/docs">API</a><button class="quiet small" onClick=${nextTheme} title="Theme: follow the system, light, dark">${{ auto: "◐ auto", light: "○ light", dark: "● dark" }[theme]}</button>
       <button class="quiet small" aria-label="Keyboard shortcuts" onClick=${() => setHelping(true)}>?</button>
       ${key.get() && html`<button id="forget" class="quiet small" onClick=${() => { key.forget(); setVersion(version + 1); }}>Forget key</button>`}</header>
-    <main id="main" tabindex="-1" ref=${main}>${content}</main>
+    <main id="main" tabindex="-1" ref=${main} data-at=${here.hash}>${content}</main>
     ${asking !== null && html`<${AskKey} why=${asking} onKey=${useKey} onClose=${() => setAsking(null)} />`}
     ${isHelping && html`<${Modal} id="help" title="Keyboard" onClose=${() => setHelping(false)}><dl class="keys">${SHORTCUTS.map(([keys, words]) => html`<div><dt><kbd>${keys}</kbd></dt><dd>${words}</dd></div>`)}</dl><form method="dialog"><button>Close</button></form><//>`}`;
 }

@@ -34,17 +34,21 @@ class Site(NamedTuple):
     console: Page
 
     def open(self, address: str) -> None:
-        """Goes to a page of the console and waits until it has its data."""
+        """Goes to a page of the console and waits until it is drawn and has its data."""
         self.console.run(f"document.activeElement?.blur(); location.hash = {json.dumps(address)}; null")
         self.console.until(
-            "document.querySelector('main h1') && !document.body.innerText.includes('Loading …')"
+            "document.querySelector('main')?.dataset.at === location.hash"
+            " && document.querySelector('main h1') && !document.body.innerText.includes('Loading …')"
         )
 
     def use_key(self, key: str) -> None:
-        self.console.go("about:blank")
+        """Starts the console with a key, which is stored before the console loads.
+
+        A page that loads again still shows words of the old one, and loses an address that is set then.
+        """
+        self.console.go(f"{self.url}/console/licenses.txt")
+        self.console.run(f"sessionStorage.setItem('streams.key', {json.dumps(key)})")
         self.console.go(f"{self.url}/")
-        self.console.until("document.readyState === 'complete' && location.pathname === '/'")
-        self.console.run(f"sessionStorage.setItem('streams.key', {json.dumps(key)}); location.reload(); null")
         self.console.wait_for("Forget key")
 
     def append(self, box: str, *data: object) -> None:
