@@ -23,6 +23,7 @@ from streams.protocol.messages import schedule_requests
 from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.replies import DeleteScheduleReply, SchedulePage, ScheduleState
+from streams.protocol.messages.schedules import FindScheduleReply, ScheduleList
 from streams.protocol.model.names import check_box_name, check_schedule_name
 
 
@@ -32,18 +33,12 @@ class _StateWithRaw(ScheduleState, frozen=True, kw_only=True):
     record: msgspec.Raw
 
 
-class _Find(msgspec.Struct, frozen=True):
-    """A `FindScheduleReply`."""
-
-    count: int
+class _Find(FindScheduleReply, frozen=True):
     schedule: _StateWithRaw | None = None
 
 
-class _List(msgspec.Struct, frozen=True):
-    """A `ScheduleList`."""
-
-    schedules: list[_StateWithRaw]
-    more: bool
+class _List(ScheduleList, frozen=True):
+    schedules: list[_StateWithRaw]  # type: ignore[assignment]
 
 
 _decode_find = msgspec.json.Decoder(_Find).decode

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 from urllib.parse import urlencode
 
 import msgspec
@@ -25,12 +25,13 @@ from streams.protocol.messages import commands
 from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.replies import BoxPage, ListedBox
+from streams.protocol.model.boxes import Durability, Kind
 from streams.protocol.model.names import quote
 
-KINDS: Final = ("log", "queue", "stream")
+KINDS: Final = get_args(Kind)
 SORTS: Final = ("name", "count", "bytes", "last_write", "ready", "lag", "rate")
 ORDERS: Final = ("asc", "desc")
-DURABILITIES: Final = ("memory", "disk", "fsync", "object")
+DURABILITIES: Final = get_args(Durability)
 Q_CHARS_MAX: Final = 256
 
 _decode_page = msgspec.json.Decoder(commands.ListBoxesResult).decode

@@ -29,6 +29,7 @@ from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import Refused, StreamsError, Throttled
 from streams.protocol.messages import forwards, routers
+from streams.protocol.messages.replies import BoxState, PutBoxReply
 from streams.protocol.messages.routers import RegisteredRouter, Route
 
 log = structlog.get_logger()
@@ -41,15 +42,6 @@ _ALL_ROUTERS = routers.ListRouters(limit=2**31)
 
 _R = TypeVar("_R")
 _encode_head = wire.head_encoder.encode
-
-
-class _BoxState(msgspec.Struct):
-    generation: int
-    head_seq: int
-
-
-class _BoxPut(msgspec.Struct):
-    created: bool
 
 
 class RouterReconciler:
@@ -144,13 +136,13 @@ class RouterReconciler:
             await self._call_box(wire.OP_GET_STATE, route.dest, "touch=false")
         for box in (route.dest, route.source) if route.create_dest else (route.source,):
             answer = await self._call_box(wire.OP_PUT_BOX, box, account=account)
-            if msgspec.json.decode(answer.body, type=_BoxPut).created:
+            if msgspec.json.decode(answer.body, type=PutBoxReply).created:
                 new_boxes.append(box)
 
     async def _attach_endpoints(self, router: RegisteredRouter) -> None:
         route, origin = router.route, router.origin
         message = await self._call_box(wire.OP_GET_STATE, route.source, "touch=false")
-        source = msgspec.json.decode(message.body, type=_BoxState)
+        source = msgspec.json.decode(message.body, type=BoxState)
         start = source.head_seq if router.from_seq is None else min(router.from_seq, source.head_seq)
         receiver = forwards.AttachEndpoint(
             box=route.dest, origin=origin, life=source.generation, position=start

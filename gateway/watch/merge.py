@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import orjson
+import msgspec
 
 from gateway.watch import cursors
 from gateway.watch.page import OTHER_GENERATION, EncodedPage, Place
+from streams.protocol.messages.watch_events import BoxDeleted, CaughtUp
 
 
 class MergedEvent(NamedTuple):
@@ -99,8 +100,8 @@ class Merge:
         track.is_live = True
         if track.place.is_gone:
             return []
-        head = orjson.dumps({"box": track.box, "head_seq": track.head_seq})
-        return [MergedEvent(b"caught-up", head, self.id())]
+        head = CaughtUp(track.box, track.head_seq)
+        return [MergedEvent(b"caught-up", msgspec.json.encode(head), self.id())]
 
     # -- pages
 
@@ -126,8 +127,8 @@ class Merge:
             return []
         track.place = track.place._replace(is_gone=True)
         track.at_connect = False
-        data = {"box": track.box, "head_seq": track.head_seq, "reason": "deleted"}
-        return [MergedEvent(b"box-deleted", orjson.dumps(data), self.id())]
+        deletion = BoxDeleted(track.box, track.head_seq, "deleted")
+        return [MergedEvent(b"box-deleted", msgspec.json.encode(deletion), self.id())]
 
     def drop(self, track: Track) -> None:
         track.is_live = False

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import orjson
+import msgspec
 
 from streams.protocol import wire
+from streams.protocol.messages.watch_events import TombstoneEvent
 
 
 class Place(NamedTuple):
@@ -81,18 +82,12 @@ class EncodedPage:
         self.gap = head.gap
         #: The place behind the tombstone, if there is one, and before the records.
         self.start_seq = was.seq
-        self.tombstone: dict[str, object] | None = None
+        self.tombstone: TombstoneEvent | None = None
         if head.gap is not None:
             gap_from, gap_to, reason = head.gap
             self.start_seq = head.earliest_seq - 1 if reason == "recreated" else gap_to
-            self.tombstone = {
-                "box": box,
-                "reason": reason,
-                "gap_from": gap_from,
-                "gap_to": gap_to,
-                "earliest_seq": head.earliest_seq,
-                "head_seq": head.head_seq,
-            }
+            self.tombstone = TombstoneEvent(box, reason, gap_from, gap_to, head.earliest_seq, head.head_seq)
+        #: A `RecordsEvent`.
         self.record = b""
         if records:
             self.record = b'{"box":"%b","records":[%b],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (
@@ -116,10 +111,11 @@ class EncodedPage:
 
     def tombstone_json(self, *, at_connect: bool) -> bytes:
         """Return the tombstone as JSON. A gap that existed before the reader connected has another reason."""
-        assert self.tombstone is not None
-        if at_connect and self.tombstone["reason"] in ("cap", "ttl", "mixed"):
-            return orjson.dumps({**self.tombstone, "reason": "from_seq_too_old"})
-        return orjson.dumps(self.tombstone)
+        tombstone = self.tombstone
+        assert tombstone is not None
+        if at_connect and tombstone.reason in ("cap", "ttl", "mixed"):
+            tombstone = msgspec.structs.replace(tombstone, reason="from_seq_too_old")
+        return msgspec.json.encode(tombstone)
 
     def text_of(self, key: object) -> bytes | None:
         """Return the text that another stream has encoded for this page, if any."""

@@ -47,7 +47,7 @@ from streams.protocol.errors import (
     StreamsError,
     Uncertain,
 )
-from streams.protocol.messages.replies import WatchedBox
+from streams.protocol.messages.replies import BoxState, WatchedBox
 
 log = structlog.get_logger()
 
@@ -63,20 +63,7 @@ _REPLACED = "another connection has taken this session over"
 _CLOSE_S_MAX, _CLOSE_S_DRAINING = 10.0, 2.0
 
 
-class BoxView(msgspec.Struct):
-    """The state of a box when a watch starts."""
-
-    head_seq: int
-    earliest_seq: int
-    generation: int
-    config: _ConfigView
-
-
-class _ConfigView(msgspec.Struct):
-    durability: str
-
-
-_decode_view = msgspec.json.Decoder(BoxView).decode
+_decode_view = msgspec.json.Decoder(BoxState).decode
 
 
 def now_ms() -> int:
@@ -151,10 +138,10 @@ class Watch:
 
     # -- boxes
 
-    async def view_boxes(self, plan: WatchPlan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxView]:
+    async def view_boxes(self, plan: WatchPlan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxState]:
         """Return the current state of every box of the plan. Raises `BoxNotFound` for a missing box;
         `lenient` drops it, unless none remains. Waits up to `wait_s` for shards that restart."""
-        views: dict[str, BoxView | StreamsError] = {}
+        views: dict[str, BoxState | StreamsError] = {}
         until_s = trio.current_time() + wait_s
 
         async def look(box: str) -> None:
@@ -173,11 +160,11 @@ class Watch:
         async with trio.open_nursery() as nursery:
             for box in plan.starts:
                 nursery.start_soon(look, box)
-        boxes: dict[str, BoxView] = {}
+        boxes: dict[str, BoxState] = {}
         missing: StreamsError | None = None
         for box in plan.starts:
             view = views[box]
-            if isinstance(view, BoxView):
+            if isinstance(view, BoxState):
                 _check_strong(box, view, plan.encoding)
                 boxes[box] = view
             elif isinstance(view, BoxNotFound) and lenient:
@@ -190,7 +177,9 @@ class Watch:
 
     # -- bodies
 
-    async def create_session(self, plan: WatchPlan, views: dict[str, BoxView], key: Key | None = None) -> str:
+    async def create_session(
+        self, plan: WatchPlan, views: dict[str, BoxState], key: Key | None = None
+    ) -> str:
         boxes = {box: SavedTrack(*_place_in(plan, box, view), view.head_seq) for box, view in views.items()}
         state = SessionState(
             boxes=boxes,
@@ -243,7 +232,7 @@ class Watch:
                 generations = {box: view.generation for box, view in views.items()}
         session.merge.resume(cursor, may_advance=session.was_cut_off, generations=generations)
 
-    def open_stream(self, plan: WatchPlan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
+    def open_stream(self, plan: WatchPlan, views: dict[str, BoxState], key: Key | None = None) -> PlainBody:
         """Open a stream without a session."""
         slot = self.take_slot(key)
         merge = merge_of(plan, views)
@@ -351,25 +340,25 @@ def _check_owner(session: Session, key: Key | None) -> None:
         key.grant.require_name(box, "wid")
 
 
-def starts_in(plan: WatchPlan, views: dict[str, BoxView]) -> dict[str, WatchedBox]:
+def starts_in(plan: WatchPlan, views: dict[str, BoxState]) -> dict[str, WatchedBox]:
     return {
         box: WatchedBox(_place_in(plan, box, view).seq, view.head_seq, view.earliest_seq)
         for box, view in views.items()
     }
 
 
-def merge_of(plan: WatchPlan, views: dict[str, BoxView]) -> Merge:
+def merge_of(plan: WatchPlan, views: dict[str, BoxState]) -> Merge:
     return Merge(Track(box, _place_in(plan, box, view), view.head_seq) for box, view in views.items())
 
 
-def _place_in(plan: WatchPlan, box: str, view: BoxView) -> Place:
+def _place_in(plan: WatchPlan, box: str, view: BoxState) -> Place:
     start = plan.starts[box]
     if start is None:
         return Place(view.head_seq, view.generation)
     return Place(start.seq, view.generation if start.is_of(view.generation) else OTHER_GENERATION)
 
 
-def _check_strong(box: str, view: BoxView, encoding: Encoding) -> None:
+def _check_strong(box: str, view: BoxState, encoding: Encoding) -> None:
     if encoding.strong and view.config.durability == "memory":
         raise InvalidRequest(
             f"consistency: {box} is a memory box, whose records are never on disk; use eventual",

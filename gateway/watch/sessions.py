@@ -24,6 +24,7 @@ from gateway.watch.merge import Merge, Track
 from gateway.watch.page import Encoding, Place
 from streams.protocol import wire
 from streams.protocol.errors import Busy, NotFound, SeqMismatch, ShardUnavailable, StreamsError
+from streams.protocol.messages.commands import SessionReply
 
 SESSION_TTL_MS = 300_000
 _WID_BYTES = 18  # 144 random bits, 24 characters
@@ -55,9 +56,10 @@ class SessionState(msgspec.Struct, kw_only=True):
         return Merge(tracks)
 
 
-class _TakeReply(msgspec.Struct):
-    epoch: int
-    state: SessionState | None = None
+class _TakeReply(SessionReply, frozen=True):
+    """A `SessionReply` whose state is decoded."""
+
+    state: SessionState | None = None  # type: ignore[assignment]
 
 
 _decode = msgspec.json.Decoder(_TakeReply).decode

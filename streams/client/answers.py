@@ -14,27 +14,30 @@ import msgspec
 
 from streams.client.errors import NotJson
 from streams.client.json_values import encode_json
+from streams.protocol.messages import replies
+from streams.protocol.messages.bodies import NewRecord
 from streams.protocol.messages.replies import Job as Job
 from streams.protocol.messages.replies import Record as Record
 from streams.protocol.messages.replies import RecordPage
+from streams.protocol.messages.watch_events import BoxDeleted as BoxDeleted
+from streams.protocol.messages.watch_events import CaughtUp as CaughtUp
+from streams.protocol.messages.watch_events import RecordsEvent
 
 T = TypeVar("T")
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class Entry(NewRecord, frozen=True, omit_defaults=True):
     """A record to append: any JSON value, and optionally a tag to find it by, the node that wrote it, a few
-    facts beside it (`meta`), and your own time for it. `msgspec.Raw` as data goes out as it is."""
+    facts beside it (`meta`), and your own time for it. `msgspec.Raw` as data goes out as it is. Of a job also
+    the key of its order, its priority (0 to 9), and when it can be claimed: after a delay, or at a time."""
 
-    data: Any
-    tag: str | None = None
-    node: str | None = None
-    meta: dict[str, Any] | None = None
-    ts: int | None = None
-    #: Of a job: key of its order, priority 0 to 9, and when it can be claimed: after a delay, or at a time.
-    ordering_key: str | None = None
-    job_priority: int = 0
-    delay_ms: int | None = None
-    deliver_at: int | None = None
+
+#: The fields of an entry that are JSON as they are, with their defaults.
+_FACTS = tuple(
+    (field.name, b',"%b":' % field.name.encode(), field.default)
+    for field in msgspec.structs.fields(Entry)
+    if field.name not in ("data", "meta")
+)
 
 
 class RawRecord(Record, frozen=True):
@@ -44,30 +47,12 @@ class RawRecord(Record, frozen=True):
     meta: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(replies.Tombstone, frozen=True, kw_only=True):
     """Records that you would have been shown and that are lost: to a cap (`cap`), an age (`ttl`), both
     (`mixed`), a box made anew (`recreated`), a crash (`crash`), or before a router copied them
-    (`source_trim`)."""
+    (`source_trim`). A watch does not estimate how many you missed."""
 
-    gap_from: int
-    gap_to: int
-    reason: str
-    earliest_seq: int
-    head_seq: int
-    missed_estimate: int | None = None
-
-
-class CaughtUp(msgspec.Struct, frozen=True):
-    """A watch has shown all there was of a box and is live from here."""
-
-    box: str
-    head_seq: int
-
-
-class BoxDeleted(msgspec.Struct, frozen=True):
-    box: str
-    head_seq: int
-    reason: str = ""
+    missed_estimate: int | None = None  # type: ignore[assignment]
 
 
 class Page(RecordPage, frozen=True, kw_only=True):
@@ -76,16 +61,17 @@ class Page(RecordPage, frozen=True, kw_only=True):
     tombstone: Tombstone | None = None
 
 
-class RawPage(msgspec.Struct, frozen=True):
+class RawPage(RecordPage, frozen=True, kw_only=True):
     """A page with records as the bytes that came, digits of numbers and all."""
 
-    records: list[msgspec.Raw]
-    next_from_seq: int
-    generation: int
-    head_seq: int
-    earliest_seq: int
-    caught_up: bool
+    records: list[msgspec.Raw]  # type: ignore[assignment]
     tombstone: msgspec.Raw
+
+
+class RawRecordsEvent(RecordsEvent, frozen=True):
+    """An event with records as the bytes that came, digits of numbers and all."""
+
+    records: list[RawRecord]  # type: ignore[assignment]
 
 
 class DataOf(msgspec.Struct, frozen=True):
@@ -101,8 +87,8 @@ class RawJob(Job, frozen=True):
     meta: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
-class RawClaimReply(msgspec.Struct, frozen=True):
-    claimed: list[RawJob]
+class RawClaimReply(replies.ClaimReply, frozen=True):
+    claimed: list[RawJob]  # type: ignore[assignment]
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -122,12 +108,10 @@ def encode_entry(entry: Entry | Any) -> bytes:
     record = b'{"data":%b' % encode_json(entry.data)
     if entry.meta is not None:
         record += b',"meta":%b' % encode_json(entry.meta, "meta")
-    for name in ("tag", "node", "ts", "ordering_key", "delay_ms", "deliver_at"):
+    for name, start, default in _FACTS:
         value = getattr(entry, name)
-        if value is not None:
-            record += b',"%b":%b' % (name.encode(), msgspec.json.encode(value))
-    if entry.job_priority:
-        record += b',"job_priority":%d' % entry.job_priority
+        if value != default:
+            record += start + msgspec.json.encode(value)
     return record + b"}"
 
 

@@ -107,6 +107,6 @@ def read_page(box: str, head: bytes, body: bytes) -> ScanPage:
         earliest_seq=page.earliest_seq,
         tombstone=None
         if gap is None
-        else Tombstone(gap[0], gap[1], gap[2], page.earliest_seq, page.head_seq, gap[3]),
+        else Tombstone(*gap[:3], page.earliest_seq, page.head_seq, missed_estimate=gap[3]),
         runs=runs,
     )

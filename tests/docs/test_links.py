@@ -29,6 +29,8 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{target}#{anchor}"
 
 
-def test_every_decision_has_a_number_of_its_own() -> None:
-    numbers = [page.name[:4] for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-    assert len(set(numbers)) == len(numbers)
+def test_decisions_are_numbered_without_a_gap_and_listed() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+    listed = re.findall(r"\[(\d+)\]\(decisions/([^)]*)\)", (ROOT / "docs" / "index.md").read_text())
+    assert listed == [(str(int(page.name[:4])), page.name) for page in pages]

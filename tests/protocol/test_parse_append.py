@@ -44,18 +44,18 @@ def refused(body: bytes | str, limits: RecordLimits = LIMITS) -> StreamsError:
 
 
 def test_every_option_is_understood() -> None:
-    request = parsed(
+    columns, request = parsed(
         '{"records":[{"data":1}],"node":"n","idempotency_key":"k","create":false,"config":{"ttl_ms":5},'
         '"disable_backpressure":true,"match_seq":3,"fencing_token":"t","trim_before_seq":2}'
     )
-    assert request.columns.nodes == ["n"]
+    assert columns.nodes == ["n"]
     assert (request.idempotency_key, request.create, request.config) == ("k", False, BoxPatch(ttl_ms=5))
     assert request.disable_backpressure
     assert (request.match_seq, request.fencing_token, request.trim_before_seq) == (3, "t", 2)
 
 
 def test_options_that_are_absent_say_nothing() -> None:
-    request = one('"data":1')
+    request = one('"data":1').options
     assert (request.idempotency_key, request.create, request.config, request.match_seq) == (None,) * 4
     assert (request.fencing_token, request.trim_before_seq, request.disable_backpressure) == (
         None,

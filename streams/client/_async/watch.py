@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from streams.client.answers import BoxDeleted, CaughtUp, RawRecord, Record, Tombstone, decode
+from streams.client.answers import BoxDeleted, CaughtUp, RawRecordsEvent, Record, Tombstone, decode
 from streams.client.concurrency import asleep
 from streams.client.errors import AnswerLost, error_of
 from streams.client.events import Event, EventReader
 from streams.client.retry import FOREVER
 from streams.protocol.errors import BoxNotFound, Busy, NotFound, StreamsError, Uncertain
 from streams.protocol.messages.replies import WatchReply
+from streams.protocol.messages.watch_events import RecordsEvent, TombstoneEvent
 
 if TYPE_CHECKING:
     from streams.client._async.client import AsyncClient
@@ -28,20 +29,6 @@ Item = Record | Tombstone | CaughtUp | BoxDeleted
 HEARTBEAT_MS = 5_000
 #: Three heartbeats that did not come.
 _SILENCE_S = 15.0
-
-
-class _Records(msgspec.Struct):
-    box: str
-    records: list[Record]
-    to_seq: int
-
-
-class _RawRecords(_Records):
-    records: list[RawRecord]  # type: ignore[assignment]
-
-
-class _Gap(Tombstone, frozen=True, kw_only=True):
-    box: str
 
 
 class _ErrorEvent(msgspec.Struct):
@@ -64,7 +51,7 @@ class AsyncWatch:
         raw_data: bool,
     ) -> None:
         self._client = client
-        self._records_kind = _RawRecords if raw_data else _Records
+        self._records_kind = RawRecordsEvent if raw_data else RecordsEvent
         #: Box -> the seq after which it goes on; None: at its end, which is learnt when a session is made.
         self.cursors: dict[str, int | None] = dict(boxes)
         self._options: dict[str, Any] = {"heartbeat_ms": HEARTBEAT_MS, "include_tags": include_tags}
@@ -145,9 +132,10 @@ class AsyncWatch:
                 self.cursors[page.box] = page.to_seq
                 return [(page.box, record) for record in page.records]
             case "tombstone":
-                gap = decode(event.data, _Gap)
+                gap = decode(event.data, TombstoneEvent)
                 self.cursors[gap.box] = gap.earliest_seq - 1  # of a box made anew, its first is next
-                return [(gap.box, gap)]
+                tombstone = Tombstone(gap.gap_from, gap.gap_to, gap.reason, gap.earliest_seq, gap.head_seq)
+                return [(gap.box, tombstone)]
             case "caught-up":
                 caught_up = decode(event.data, CaughtUp)
                 return [(caught_up.box, caught_up)]

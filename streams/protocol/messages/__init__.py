@@ -6,5 +6,5 @@ queue_requests, s2_requests, bulk_requests       bytes to commands of queues, of
 schedule_requests, session_requests              bytes to commands of schedules and of watch sessions
 list_requests                                    bytes to commands that list boxes
 op_access                                        the scopes that each op needs
-bodies, replies, server_replies                  JSON of `/v0`: one struct for each body and each reply
+bodies, replies, server_replies, watch_events    JSON of `/v0`: one struct for each body, reply and event
 """

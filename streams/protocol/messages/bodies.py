@@ -6,16 +6,18 @@ better message.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from streams.protocol.messages.queues import SEQS_MAX
-from streams.protocol.model.boxes import NON_NEGATIVE_MAX
+from streams.protocol.model.boxes import NON_NEGATIVE_MAX, CatchUp
 from streams.protocol.model.names import BoxName
-from streams.protocol.payloads.appends import AppendOptions
+from streams.protocol.payloads.appends import JOB_PRIORITY_MAX, AppendOptions
+from streams.protocol.payloads.appends import NewRecord as NewRecord
 
+WAIT_MS_MAX = 30_000
 WATCHED_BOXES_MAX = 256
 WATCH_LIMIT_DEFAULT, WATCH_BYTES_DEFAULT, HEARTBEAT_MS_DEFAULT = 256, 256 * 1024, 15_000
 
@@ -28,20 +30,6 @@ _Node = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 
 
 # -- records
-
-
-class NewRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """A record as a writer sends it (§3). `payloads/appends.py` keeps `data` and `meta` as bytes."""
-
-    data: Any
-    tag: str | None = None
-    node: str | None = None
-    meta: dict[str, Any] | None = None
-    ts: _Millis | None = None
-    ordering_key: Annotated[str, Meta(extra_json_schema={"maxLength": 256})] | None = None
-    job_priority: Annotated[int, Meta(ge=0, le=9)] = 0
-    delay_ms: _Millis | None = None
-    deliver_at: _Millis | None = None
 
 
 class AppendBody(AppendOptions, forbid_unknown_fields=True, kw_only=True):
@@ -119,7 +107,7 @@ class ReprioritizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     seqs: Annotated[list[_Count], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})] | None = None
     match: str | list[str] | None = None
-    job_priority: Annotated[int, Meta(ge=0, le=9)]
+    job_priority: Annotated[int, Meta(ge=0, le=JOB_PRIORITY_MAX)]
 
 
 class PauseBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -155,7 +143,7 @@ class ScheduleBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     time_zone: str = "UTC"
     paused: bool = False
     end_ts: _Millis | None = None
-    catch_up: Literal["one", "all", "none"] = "one"
+    catch_up: CatchUp = "one"
 
 
 class WatchStart(msgspec.Struct, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import queues
 from streams.protocol.messages.bodies import (
+    WAIT_MS_MAX,
     AckBody,
     ClaimBody,
     CommitBody,
@@ -21,6 +22,7 @@ from streams.protocol.messages.bodies import (
     RequeueBody,
     RescheduleBody,
 )
+from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import (
     CLAIM_JOBS_MAX,
@@ -37,7 +39,6 @@ from streams.protocol.model.matches import Match, parse_match
 from streams.protocol.model.names import check_box_name, check_group_name, check_text
 from streams.protocol.payloads.appends import RecordLimits, check_seq, decode_json
 
-WAIT_MS_MAX = 30_000
 #: Ops that need a queue.
 QUEUE_OPS = frozenset(
     (
@@ -52,7 +53,6 @@ QUEUE_OPS = frozenset(
         wire.OP_WORK_END,
     )
 )
-PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
 _decode_claim = msgspec.json.Decoder(ClaimBody).decode
 _decode_ack = msgspec.json.Decoder(AckBody).decode

@@ -14,11 +14,12 @@ Rules of both files
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import Meta, field
 
+from streams.protocol.model import boxes
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.names import ROUTER_NAME_PATTERN, BoxName
 
@@ -33,8 +34,8 @@ Count = Seq
 Millis = Seq
 RouterName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{ROUTER_NAME_PATTERN}$"})]
 ScheduleName = BoxName
-Kind = Annotated[str, one_of("log", "queue", "stream")]
-Durability = Annotated[str, one_of("memory", "disk", "fsync", "object")]
+Kind = Annotated[str, one_of(*get_args(boxes.Kind))]
+Durability = Annotated[str, one_of(*get_args(boxes.Durability))]
 Warnings = Annotated[
     list[str], Meta(description="What the server ignored.", extra_json_schema={"maxItems": 8})
 ]
@@ -385,7 +386,7 @@ class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     time_zone: str
     paused: bool
     end_ts: Millis | None
-    catch_up: Annotated[str, one_of("one", "all", "none")]
+    catch_up: Annotated[str, one_of(*get_args(boxes.CatchUp))]
     created_ts: Millis
     next_due: Millis | None
     last_due: Millis | None

@@ -27,6 +27,7 @@ from streams.protocol.messages import (
     schedule_requests,
     session_requests,
 )
+from streams.protocol.messages.bodies import WAIT_MS_MAX as WAIT_MS_MAX
 from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
 from streams.protocol.messages.commands import Command, Reply
 from streams.protocol.messages.query import Query
@@ -42,7 +43,9 @@ from streams.protocol.model.names import (
     check_readable_name,
     check_text,
 )
+from streams.protocol.model.records import Columns
 from streams.protocol.payloads.appends import (
+    AppendOptions,
     RecordLimits,
     check_idempotency_key,
     check_seq,
@@ -53,7 +56,6 @@ from streams.protocol.payloads.appends import (
 
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
 DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
-WAIT_MS_MAX = 30_000
 NODES_MAX = 256
 
 
@@ -98,30 +100,42 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
     check_box_name(head.box)
     if head.form == wire.FORM_NDJSON:
         return _append_lines(head, body, limits)
-    append = parse_append(body, limits)
+    columns, options = parse_append(body, limits)
     if head.grant is not None:
-        check_append(head.grant, append.config, append.trim_before_seq)
-    return_seqs = append.return_seqs is not False
+        check_append(head.grant, options.config, options.trim_before_seq)
+    return_seqs = options.return_seqs is not False
     is_urgent = False
     if head.query:
         query = Query(head.query)
         query_return_seqs = query.flag("return_seqs", True) is not False
-        return_seqs = query_return_seqs if append.return_seqs is None else return_seqs
+        return_seqs = query_return_seqs if options.return_seqs is None else return_seqs
         is_urgent = bool(query.flag("urgent", False))
         query.reject_unknown()
-    key = append.idempotency_key
+    key = options.idempotency_key
     if key is None and head.idempotency_key:
         key = check_idempotency_key(head.idempotency_key)
+    return _append_of(head, columns, options, key, return_seqs=return_seqs, is_urgent=is_urgent)
+
+
+def _append_of(
+    head: wire.RequestHead,
+    columns: Columns,
+    options: AppendOptions,
+    key: str | None,
+    *,
+    return_seqs: bool,
+    is_urgent: bool,
+) -> commands.Append:
     return commands.Append(
         box=head.box,
-        columns=append.columns,
+        columns=columns,
         idempotency_key=key,
-        create=append.create,
-        config=append.config,
-        disable_backpressure=append.disable_backpressure or is_urgent,
-        match_seq=append.match_seq,
-        fencing_token=append.fencing_token,
-        trim_before_seq=append.trim_before_seq,
+        create=options.create,
+        config=options.config,
+        disable_backpressure=options.disable_backpressure or is_urgent,
+        match_seq=options.match_seq,
+        fencing_token=options.fencing_token,
+        trim_before_seq=options.trim_before_seq,
         return_seqs=return_seqs,
         account=head.account,
     )
@@ -130,32 +144,27 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
 def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     query = Query(head.query)
     return_seqs = query.flag("return_seqs", True) is not False
-    create = query.flag("create", None)
-    disable_backpressure = bool(query.flag("disable_backpressure", False))
     is_urgent = bool(query.flag("urgent", False))
-    match_seq = query.number("match_seq")
-    trim_before_seq = query.number("trim_before_seq")
-    fencing_token = query.text("fencing_token")
-    node = query.text("node")
-    key = query.text("idempotency_key") or head.idempotency_key or None
     config_text = query.text("config")
-    query.reject_unknown()
-    config = decode_json(_decode_patch, config_text.encode()) if config_text else None
-    if head.grant is not None:
-        check_append(head.grant, config, trim_before_seq)
-    return commands.Append(
-        box=head.box,
-        columns=parse_append_lines(body, node, limits),
-        idempotency_key=check_idempotency_key(key) if key is not None else None,
-        create=create,
-        config=config,
-        disable_backpressure=disable_backpressure or is_urgent,
-        match_seq=match_seq,
-        fencing_token=fencing_token,
-        trim_before_seq=trim_before_seq,
-        return_seqs=return_seqs,
-        account=head.account,
+    options = AppendOptions(
+        node=query.text("node"),
+        idempotency_key=query.text("idempotency_key") or head.idempotency_key or None,
+        create=query.flag("create", None),
+        disable_backpressure=bool(query.flag("disable_backpressure", False)),
+        match_seq=query.number("match_seq"),
+        fencing_token=query.text("fencing_token"),
+        trim_before_seq=query.number("trim_before_seq"),
     )
+    query.reject_unknown()
+    if config_text:
+        options.config = decode_json(_decode_patch, config_text.encode())
+    if head.grant is not None:
+        check_append(head.grant, options.config, options.trim_before_seq)
+    columns = parse_append_lines(body, options.node, limits)
+    key = options.idempotency_key
+    if key is not None:
+        check_idempotency_key(key)
+    return _append_of(head, columns, options, key, return_seqs=return_seqs, is_urgent=is_urgent)
 
 
 def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:

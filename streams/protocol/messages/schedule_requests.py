@@ -16,6 +16,7 @@ from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import schedules
 from streams.protocol.messages.bodies import ScheduleBody
+from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.schedules import EVERY_MS_MIN, ScheduleCommand, ScheduleSpec
 from streams.protocol.model.names import check_box_name, check_schedule_name
@@ -25,8 +26,6 @@ from streams.protocol.payloads.appends import (
     decode_json,
     parse_append,
 )
-
-_PAGE_SIZE_DEFAULT = 100
 
 
 class _RawBody(ScheduleBody, forbid_unknown_fields=True, kw_only=True):
@@ -90,7 +89,7 @@ def _list(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Schedule
     command = schedules.ListSchedules(
         query.text("prefix") or "",
         query.text("after") or "",
-        query.number("page_size", low=1) or _PAGE_SIZE_DEFAULT,
+        query.number("page_size", low=1) or PAGE_SIZE_DEFAULT,
         query.text("box") or "",
     )
     query.reject_unknown()

@@ -14,7 +14,10 @@ from msgspec import UNSET, Meta, UnsetType
 from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
 from streams.protocol.model.names import BoxName, check_box_name
 
+Kind = Literal["log", "queue", "stream"]
 Durability = Literal["memory", "disk", "fsync", "object"]
+#: How a schedule treats due times that have passed.
+CatchUp = Literal["one", "all", "none"]
 #: Classes whose acknowledged records survive a power loss (`durable: true`).
 DURABLE = ("fsync", "object")
 #: The longest delay after a failed delivery: a day.
@@ -44,7 +47,7 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The full, resolved config. Field order is the order in which answers show it."""
 
     #: A stream is made by the S2 API and by nothing else: requests cannot ask for one.
-    type: Literal["log", "queue", "stream"] = "log"
+    type: Kind = "log"
     ttl_ms: int = 0
     cap_records: int = 0
     cap_bytes: int = 0

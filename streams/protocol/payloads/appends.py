@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw
@@ -54,16 +54,26 @@ class _BasicRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     tag: Annotated[str, Meta(max_length=_BASIC_TAG_CHARS)] | None = None
 
 
-class _FullRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    data: Raw
+class NewRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record as a writer sends it (v0 §3): OpenAPI describes it, `_FullRecord` decodes it, and the client's
+    `Entry` encodes it."""
+
+    data: Any
     tag: str | None = None
     node: str | None = None
-    meta: Raw = ABSENT
+    meta: dict[str, Any] | None = None
     ts: _Millis | None = None
-    ordering_key: str | None = None
+    ordering_key: Annotated[str, Meta(extra_json_schema={"maxLength": ORDERING_KEY_BYTES_MAX})] | None = None
     job_priority: Annotated[int, Meta(ge=0, le=JOB_PRIORITY_MAX)] = 0
     delay_ms: _Millis | None = None
     deliver_at: _Millis | None = None
+
+
+class _FullRecord(NewRecord, frozen=True, gc=False):
+    """A `NewRecord` whose data and meta stay the bytes that came."""
+
+    data: Raw
+    meta: Raw = ABSENT  # type: ignore[assignment]
 
 
 class AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -99,16 +109,9 @@ _decode_lines_as_list = msgspec.json.Decoder(_Lines).decode
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-class ParsedAppend(msgspec.Struct, gc=False):
+class ParsedAppend(NamedTuple):
     columns: Columns
-    idempotency_key: str | None = None
-    create: bool | None = None
-    config: BoxPatch | None = None
-    disable_backpressure: bool = False
-    match_seq: int | None = None
-    fencing_token: str | None = None
-    trim_before_seq: int | None = None
-    return_seqs: bool | None = None
+    options: AppendOptions
 
 
 def decode_json(decode: Any, body: bytes) -> Any:
@@ -176,17 +179,7 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
         check_seq(request.match_seq, "match_seq")
     if request.trim_before_seq is not None:
         check_seq(request.trim_before_seq, "trim_before_seq")
-    return ParsedAppend(
-        columns,
-        key,
-        request.create,
-        request.config,
-        request.disable_backpressure,
-        request.match_seq,
-        request.fencing_token,
-        request.trim_before_seq,
-        request.return_seqs,
-    )
+    return ParsedAppend(columns, request)
 
 
 def parse_append_lines(body: bytes, node: str | None, limits: RecordLimits) -> Columns:
