@@ -11,7 +11,7 @@ verbs, output                         decorators that all verbs share; the only 
 shardlinks, shardfolders, pacing      shard sockets, shard folders, and the rate at which they are read
 signing                               keys that sign backups
 pipeline_options, pipeline_session    options of the Spark jobs, and the session that runs them
-pipeline_run                          several Spark jobs in order
+pipeline_run, pipeline_tables         several Spark jobs in order; rollups of tables
 
 Exit codes: 0 success, 1 a bug in streams, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 damaged data.
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli import output, pipeline_run
+from streams.cli import output, pipeline_run, pipeline_tables
 from streams.cli.pipeline_options import (
     BoxSelection,
     SparkOptions,
@@ -17,6 +17,7 @@ from streams.cli.pipeline_options import (
     gaps_option,
     moment,
     name_option,
+    parse_sums,
     spark_options,
 )
 from streams.cli.pipeline_session import show_result, spark_session
@@ -35,6 +36,7 @@ def command() -> None:
 
 
 command.add_command(pipeline_run.command)
+command.add_command(pipeline_tables.rollup_table)
 
 
 @example("streams pipeline archive orders --to archive --name orders")
@@ -48,6 +50,7 @@ command.add_command(pipeline_run.command)
 @click.option("--format", default="parquet", show_default=True, help="parquet (files), or iceberg (a table).")
 @click.option("--columns", metavar="SQL", help="Table: columns of record fields, 'id bigint'; or infer.")
 @click.option("--partition-by", metavar="NAMES", help="Table: partition columns (default: box,date).")
+@click.option("--merge", is_flag=True, help="Table: keep the newest record of each tag; null deletes.")
 @gaps_option
 @dry_run_option
 @spark_options
@@ -61,6 +64,7 @@ def archive(
     format: str,
     columns: str | None,
     partition_by: str | None,
+    merge: bool,
     skip_gaps: bool,
     dry_run: bool,
     engine: SparkOptions,
@@ -69,42 +73,34 @@ def archive(
 
     A table gets the records of one run in one snapshot, which names their seqs.
     """
-    if format == "parquet" and (columns or partition_by):
-        raise output.Refusal("--columns and --partition-by are for tables; add --format iceberg")
+    if format == "parquet" and (columns or partition_by or merge):
+        raise output.Refusal("--columns, --partition-by and --merge are for tables; add --format iceberg")
     if format != "parquet" and trim:
         raise output.Refusal("--trim works for files only; delete the records of a table's boxes yourself")
-    arguments = {
+    arguments: dict[str, Any] = {
         "name": name,
         "prefix": boxes.prefix,
         "on_gap": "emit" if skip_gaps else "fail",
         "dry_run": dry_run,
     }
+    is_table = format != "parquet"
+    if is_table:
+        names = None if partition_by is None else partition_by.split(",")
+        arguments |= {"format": format, "columns": columns, "partition_by": names, "merge": merge}
+    else:
+        arguments |= {"trim": trim}
     with spark_session("archive", target, engine) as (spark, server):
-        result = _archive(
-            spark, boxes.names, folder_path(path), trim, format, columns, partition_by, arguments | server
-        )
+        result = _archive(spark, boxes.names, folder_path(path), is_table, arguments | server)
     show_result(result, target)
 
 
 def _archive(
-    spark: SparkSession,
-    boxes: Sequence[str],
-    path: str,
-    trim: bool,
-    format: str,
-    columns: str | None,
-    partition_by: str | None,
-    arguments: dict[str, Any],
+    spark: SparkSession, boxes: Sequence[str], path: str, is_table: bool, arguments: dict[str, Any]
 ) -> Any:
     from streams.spark.jobs.archive import archive as archive_files
-    from streams.spark.jobs.table_archive import PARTITION_BY, archive_table
+    from streams.spark.jobs.table_archive import archive_table
 
-    if format == "parquet":
-        return archive_files(spark, boxes, path, trim=trim, **arguments)
-    partition_columns = PARTITION_BY if partition_by is None else partition_by.split(",")
-    return archive_table(
-        spark, boxes, path, format=format, columns=columns, partition_by=partition_columns, **arguments
-    )
+    return (archive_table if is_table else archive_files)(spark, boxes, path, **arguments)
 
 
 @example(
@@ -290,9 +286,7 @@ def rollup(
     """Aggregate the records of BOXES by time window. A later run adds the records that arrived since."""
     from streams.spark.jobs.rollup import rollup as job
 
-    aggregates = dict(each.split("=", 1) for each in sums if "=" in each)
-    if len(aggregates) != len(sums):
-        raise output.Refusal("--sum needs NAME=SQL, each name once, for example --sum orders='count(*)'")
+    aggregates = parse_sums(sums)
     with spark_session("rollup", target, engine) as (spark, server):
         result = job(
             spark,

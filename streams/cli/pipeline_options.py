@@ -109,6 +109,14 @@ def folder_path(text: str) -> str:
     return text if "://" in text else os.path.abspath(text)
 
 
+def parse_sums(sums: tuple[str, ...]) -> dict[str, str]:
+    """Parse aggregates such as `orders=count(*)`."""
+    aggregates = dict(each.split("=", 1) for each in sums if "=" in each)
+    if len(aggregates) != len(sums):
+        raise output.Refusal("--sum needs NAME=SQL, each name once, for example --sum orders='count(*)'")
+    return aggregates
+
+
 def moment(text: str | None, option: str) -> int | None:
     """Parse a time into milliseconds since 1970."""
     from streams.spark.option_table import parse_time_ms

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.table import StaticTable
 
 import streams
+from streams.client.answers import Record
 from streams.spark import jobs
 from streams.spark.jobs.job_context import JobRefused
 from streams.testing import Server
@@ -116,5 +117,99 @@ def test_of_two_runs_at_once_one_commits(
     _append(client, name, range(3, 5))
     jobs.archive_table(spark, [name], path, name=name, url=server.url)
     with pytest.raises(JobRefused, match="another run of this job"):
-        slow.append(files, [], {})
+        slow.commit(files, {})
     assert _seqs(jobs.read_table(spark, name, url=server.url)) == [1, 2, 3, 4, 5]
+
+
+def test_a_merged_table_has_the_newest_record_of_each_tag_and_null_deletes(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "table")
+    boxes = [f"{name}.0", f"{name}.1"]
+
+    def put(box: str, **values: object) -> None:
+        client.box(box).append_batch([streams.Entry(value, tag=tag) for tag, value in values.items()])
+
+    def run() -> jobs.TableArchive:
+        return jobs.archive_table(spark, boxes, path, name=name, columns="v int", merge=True, url=server.url)
+
+    def state(rows: DataFrame) -> dict[str, int]:
+        return {f"{row['box'][-1]}{row['tag']}": row["v"] for row in rows.collect()}
+
+    put(boxes[0], a={"v": 1}, b={"v": 2}, c={"v": 3})
+    put(boxes[1], a={"v": 9})
+    first = run()
+    assert first.records == 4
+    put(boxes[0], a={"v": 4})
+    put(boxes[0], a={"v": 5}, b=None, d={"v": 6}, nobody=None)
+    assert run().records == 4, "tags that were written or deleted"
+    table = StaticTable.from_metadata(path)
+    found = table.scan(selected_fields=("box", "tag", "v")).to_arrow().to_pylist()
+    assert {f"{row['box'][-1]}{row['tag']}": row["v"] for row in found} == {
+        "0a": 5,
+        "0c": 3,
+        "0d": 6,
+        "1a": 9,
+    }
+    assert len(found) == 4
+    old = jobs.read_table(spark, name, snapshot=first.snapshot, with_boxes=False, url=server.url)
+    assert state(old) == {"0a": 1, "0b": 2, "0c": 3, "1a": 9}
+
+    put(boxes[0], a=None, c={"v": 7})
+    assert state(jobs.read_table(spark, name, url=server.url)) == {"0c": 7, "0d": 6, "1a": 9}
+    client.box(boxes[1]).append_batch([{"v": 1}])
+    with pytest.raises(JobRefused, match="some records have no tag"):
+        run()
+    with pytest.raises(JobRefused, match="the newest record of each tag, and cannot change"):
+        jobs.archive_table(spark, boxes, path, name=name, url=server.url)
+    with pytest.raises(JobRefused, match="needs a table of all records"):
+        jobs.rollup_table(
+            spark,
+            name,
+            f"{name}.to",
+            name=name,
+            window="1 hour",
+            aggregates={"n": "count(*)"},
+            url=server.url,
+        )
+
+
+def test_a_rollup_of_a_table_writes_the_windows_of_its_new_records(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    minute = 60_000
+    client.box(name).create(timestamping={"mode": "client-require", "uncapped": True})
+
+    def add(*minutes: float) -> None:
+        entries = [streams.Entry({"v": 1}, tag="x", ts=int(at * minute)) for at in minutes]
+        client.box(name).append_batch(entries)
+        jobs.archive_table(spark, [name], str(tmp_path), name=name, columns="v int", url=server.url)
+
+    def run(**more: Any) -> tuple[int, int]:
+        done = jobs.rollup_table(
+            spark,
+            name,
+            f"{name}.sums",
+            name=name,
+            window="5 minutes",
+            aggregates={"orders": "count(*)", "total": "sum(v)"},
+            url=server.url,
+            **more,
+        )
+        return done.new_records, done.records
+
+    add(1, 2, 7)
+    assert (run(dry_run=True), client.box(f"{name}.sums").exists()) == ((3, 0), False)
+    assert run() == (3, 2)
+    assert run() == (0, 0)
+    add(8, 11)
+    assert run() == (2, 2), "the first window has no new record"
+    records = [item for item in client.box(f"{name}.sums").read() if isinstance(item, Record)]
+    newest = {item.tag: item.data for item in records}
+    assert {tag: (each["orders"], each["total"]) for tag, each in newest.items()} == {
+        "1970-01-01T00:00:00Z": (2, 2),
+        "1970-01-01T00:05:00Z": (2, 2),
+        "1970-01-01T00:10:00Z": (1, 1),
+    }
+    with pytest.raises(JobRefused, match="has run with other arguments"):
+        run(by="tag")

@@ -3,6 +3,7 @@
     archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one, `export_all` -> files;
                `compact` merges its small files, `vacuum` deletes obsolete files
     archive_table   boxes -> an Iceberg table; `read_table` reads both as one
+    rollup_table    windows of a table -> a box
     backfill   files -> boxes
     replay     boxes -> boxes, with a filter or a transformation
     rollup     windows of a box -> a box
@@ -10,7 +11,8 @@
     audit      check that no record is missing or duplicated
 
     archive_files, archive_upkeep, files    files of an archive; their upkeep; files of any store
-    table_archive, table_files, tables      archive to a table; its data files; table formats
+    table_archive, table_merge, table_rollup    all records, or the newest of each tag; windows
+    table_files, tables                     data files of a table; table formats
     pipeline                                several jobs in order, from a file
     job_context, steps                      server, frames and ledger of a job; its steps
     spark_errors                            our errors out of Spark's
@@ -27,6 +29,7 @@ from streams.spark.jobs.replay import Replay, replay
 from streams.spark.jobs.rollup import Rollup, rollup
 from streams.spark.jobs.snapshot import Snapshot, read_snapshot, snapshot
 from streams.spark.jobs.table_archive import TableArchive, archive_table, read_table, table_versions
+from streams.spark.jobs.table_rollup import TableRollup, rollup_table
 
 __all__ = [
     "Archive",
@@ -38,6 +41,7 @@ __all__ = [
     "Rollup",
     "Snapshot",
     "TableArchive",
+    "TableRollup",
     "Vacuum",
     "archive",
     "archive_table",
@@ -50,6 +54,7 @@ __all__ = [
     "read_table",
     "replay",
     "rollup",
+    "rollup_table",
     "snapshot",
     "table_versions",
     "vacuum",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _RETRY = Retry(total_s=60)
 
 #: Prefixes of the names of ledgers.
-LEDGERS = ("archive.", "backfill.", "replay.", "table.")
+LEDGERS = ("archive.", "backfill.", "replay.", "table.", "table-rollup.")
 
 SCHEMA = "box string, seq bigint, ts timestamp, data string, tag string, node string, meta string"
 

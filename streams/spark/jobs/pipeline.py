@@ -35,7 +35,18 @@ if TYPE_CHECKING:
 
 #: The box with a record for each finished job.
 RUNS_BOX = "pipeline.runs"
-JOBS = ("archive", "archive_table", "audit", "backfill", "compact", "replay", "rollup", "snapshot", "vacuum")
+JOBS = (
+    "archive",
+    "archive_table",
+    "audit",
+    "backfill",
+    "compact",
+    "replay",
+    "rollup",
+    "rollup_table",
+    "snapshot",
+    "vacuum",
+)
 #: The run sets these, or they cannot be written in a file.
 _RESERVED = {"spark", "url", "key", "transform", "dry_run"}
 _JOBS_MAX = 100

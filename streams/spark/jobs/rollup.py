@@ -99,7 +99,7 @@ def rollup(
         rows = reader.option("subscribePrefix", prefix).load().filter(sql.col("box") != to)
     else:
         rows = reader.load(",".join(boxes))
-    aggregated_rows = _aggregate(rows, window, aggregates, by, time, late)
+    aggregated_rows = aggregate_windows(rows, window, aggregates, by, time, late)
     mode = "append" if closed_only else "update"
     return _run_query(spark, aggregated_rows, context, to, checkpoint=checkpoint, mode=mode)
 
@@ -191,9 +191,15 @@ def _committed_offset(spark: SparkSession, checkpoint: str) -> offsets.Offset:
     return offsets.from_json(json.loads(text.splitlines()[-1])) if text is not None else {}
 
 
-def _aggregate(
-    rows: DataFrame, window: str, aggregates: Mapping[str, str], by: str | None, time: str, late: str | None
+def aggregate_windows(
+    rows: DataFrame,
+    window: str,
+    aggregates: Mapping[str, str],
+    by: str | None,
+    time: str,
+    late: str | None = None,
 ) -> DataFrame:
+    """Return a record for each window and key, with the tag `key|start`."""
     timed_rows = rows.withColumn("__time", sql.expr(time).cast("timestamp"))
     if late is not None:
         timed_rows = timed_rows.withWatermark("__time", late)

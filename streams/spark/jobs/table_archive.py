@@ -5,6 +5,8 @@
 The commit contains the files and the new cursors (`tables/versions.py`), so the table decides where the next
 run starts. A run that dies before its commit leaves files that no snapshot names, and nothing else.
 Small files are merged when a partition has many of them (`table_files.py`).
+
+A table has all records of its boxes, or the newest record of each tag (`merge`, `table_merge.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from streams.spark.jobs.job_context import (
 )
 from streams.spark.jobs.spark_errors import spark_job
 from streams.spark.jobs.table_files import compact_if_due, count_records, read_files, write_run
+from streams.spark.jobs.table_merge import MergedFiles, merge_rows, newest_rows, write_merge
 from streams.spark.jobs.tables.columns import (
     BASE_COLUMNS,
     INFER,
@@ -54,12 +57,15 @@ LEDGER = "table."
 #: Format -> module, class and the package that it needs.
 FORMATS = {"iceberg": ("iceberg", "IcebergTable", "pyiceberg")}
 PARTITION_BY = ("box", "date")
+#: Of merged tables: the newest record of a tag may be of any day.
+_MERGED_PARTITION_BY = ("box",)
 
 
 class TableArchive(msgspec.Struct, frozen=True):
     name: str
     format: str
     path: str
+    #: Records that were added; tags that were written or deleted, in a merged table.
     records: int
     #: The new snapshot; None if there were no new records.
     snapshot: int | None
@@ -108,7 +114,8 @@ def archive_table(
     format: str = "iceberg",
     prefix: str | None = None,
     columns: str | None = None,
-    partition_by: Sequence[str] = PARTITION_BY,
+    partition_by: Sequence[str] | None = None,
+    merge: bool = False,
     url: str | None = None,
     key: str | None = None,
     on_gap: str = "fail",
@@ -118,7 +125,10 @@ def archive_table(
 
     `columns` are fields of the records that become columns, as in `'id bigint, price double'`; with `infer`
     they are inferred from a sample. A later run may name more columns. `partition_by` has names of columns,
-    or `date` for the day of `ts`; it is fixed when the table is created.
+    or `date` for the day of `ts`; it is fixed when the table is created (default: box and date).
+
+    With `merge`, the table has the newest record of each tag instead of all records, and a record whose data
+    is `null` deletes its tag.
     """
     context = JobContext(url, key)
     path = table_path(path)
@@ -127,6 +137,7 @@ def archive_table(
         boxes = select_boxes(shards, boxes, prefix)
         ledger = Ledger(client, LEDGER + name)
         table: OpenTable | None = kind.open(ledger, path)
+        _check_merge(table, name, merge)
         cursors = find_version(table, None).cursors if table is not None and table.versions() else {}
         start, end, new_cursors = _plan(shards, boxes, cursors, on_gap)
         if dry_run or not end:
@@ -140,16 +151,19 @@ def archive_table(
         table_columns = table.columns if table is not None else []
         additions = new_columns(table_columns, requested_columns, keep_types=columns == INFER)
         if table is None:
+            partition_by = partition_by or (_MERGED_PARTITION_BY if merge else PARTITION_BY)
             check_partition_by(partition_by, additions)
-            table = kind.create(ledger, path, additions, partition_by)
+            table = kind.create(ledger, path, additions, partition_by, is_merged=merge)
             table_columns, additions = additions, []
         assert table is not None
         run = new_run_id()
-        files = write_run(spark, typed_rows(rows, [*table_columns, *additions]), table, f"{path}/data/{run}")
-        counts = count_records(spark, files)
-        ranges = {box: _range(new_cursors[box], start[box], counts.get(box, 0)) for box in end}
+        all_columns = [*table_columns, *additions]
+        files = _write_files(
+            spark, typed_rows(rows, all_columns), table, all_columns, list(end), f"{path}/data/{run}"
+        )
+        ranges = {box: _range(new_cursors[box], start[box], files.counts.get(box, 0)) for box in end}
         properties = summary_properties(run, {**cursors, **new_cursors}, ranges, gaps)
-        table.append(files, additions, properties)
+        table.commit(files.new_files, properties, remove=files.old_files, new_columns=additions)
         snapshot = find_version(table, None).id
         compact_if_due(spark, table, path)
     return TableArchive(
@@ -161,6 +175,31 @@ def archive_table(
         ranges,
         [each.name for each in additions],
     )
+
+
+def _check_merge(table: OpenTable | None, name: str, merge: bool) -> None:
+    if table is not None and table.is_merged != merge:
+        has = "the newest record of each tag" if table.is_merged else "all records"
+        way = "with" if table.is_merged else "without"
+        raise JobRefused(
+            f"table {name} has {has}, and cannot change to the other kind; run the job {way} merge, or use "
+            f"another name and path"
+        )
+
+
+def _write_files(
+    spark: SparkSession,
+    rows: DataFrame,
+    table: OpenTable,
+    columns: Sequence[Column],
+    boxes: Sequence[str],
+    folder: str,
+) -> MergedFiles:
+    """Write the data files of a run."""
+    if table.is_merged:
+        return write_merge(spark, rows, table, columns, boxes, folder)
+    files = write_run(spark, rows, table, folder)
+    return MergedFiles(files, [], count_records(spark, files))
 
 
 def _plan(
@@ -211,7 +250,7 @@ def read_table(
     """Read a snapshot of a table up to its cursors, and the boxes from there: each record once.
 
     With `with_boxes=False` only the records of the snapshot. The boxes are read up to the records that they
-    have now.
+    have now. A merged table with its boxes is the newest record of each tag.
     """
     context = JobContext(url, key)
     with context.client() as client, context.shards() as shards:
@@ -224,8 +263,8 @@ def read_table(
         start, end = _tail(shards, version)
     if not end:
         return rows
-    live = context.frame(spark, start, end)
-    return rows.unionByName(typed_rows(live, table.columns))
+    live_rows = typed_rows(context.frame(spark, start, end), table.columns)
+    return merge_rows(rows, newest_rows(live_rows)) if table.is_merged else rows.unionByName(live_rows)
 
 
 def _tail(shards: Shards, version: TableVersion) -> tuple[dict[str, int], dict[str, int]]:

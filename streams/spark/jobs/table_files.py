@@ -93,5 +93,5 @@ def compact_if_due(spark: SparkSession, table: OpenTable, path: str) -> int:
     if before != after:
         raise JobRefused(f"the merged files in {path}/data/{run} differ from the files they replace")
     version = find_version(table, None)
-    table.replace(old, new, summary_properties(run, version.cursors, {}))
+    table.commit(new, summary_properties(run, version.cursors, {}), remove=old)
     return len(old)

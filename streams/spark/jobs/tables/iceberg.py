@@ -1,7 +1,7 @@
 """Snapshots of an Iceberg table, written with pyiceberg.
 
 Files have no field ids: readers find columns by name (the table property `schema.name-mapping.default`). The
-table has no delete files; `replace` rewrites whole files.
+table has no delete files: a commit that changes rows replaces whole files.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+from pyiceberg import expressions
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -35,7 +38,7 @@ from streams.spark.jobs.tables.catalog import BoxCatalog
 from streams.spark.jobs.tables.columns import BASE_COLUMNS, Column
 from streams.spark.jobs.tables.versions import DataFile, TableVersion, version_of
 
-_COLUMNS = "streams.columns"
+_COLUMNS, _MERGED = "streams.columns", "streams.merged"
 #: The partition column of this name is the day of `ts`.
 DATE = "date"
 
@@ -82,7 +85,13 @@ class IcebergTable:
 
     @classmethod
     def create(
-        cls, ledger: Ledger, location: str, columns: Sequence[Column], partition_by: Sequence[str]
+        cls,
+        ledger: Ledger,
+        location: str,
+        columns: Sequence[Column],
+        partition_by: Sequence[str],
+        *,
+        is_merged: bool = False,
     ) -> IcebergTable:
         fields = [
             NestedField(number, name, _TYPES[type], required=False)
@@ -91,7 +100,7 @@ class IcebergTable:
         for column in columns:
             fields.append(NestedField(len(fields) + 1, column.name, iceberg_type(column), required=False))
         schema = Schema(*fields)
-        properties = {**_PROPERTIES, _COLUMNS: json.dumps(columns)}
+        properties = {**_PROPERTIES, _COLUMNS: json.dumps(columns), _MERGED: str(is_merged).lower()}
         properties["schema.name-mapping.default"] = schema.name_mapping.model_dump_json()
         table = BoxCatalog(ledger, location).create(schema, _partition_spec(schema, partition_by), properties)
         return cls(table)
@@ -104,6 +113,10 @@ class IcebergTable:
     def partition_by(self) -> list[str]:
         return [field.name for field in self._table.spec().fields]
 
+    @property
+    def is_merged(self) -> bool:
+        return self._table.properties.get(_MERGED) == "true"
+
     def versions(self) -> list[TableVersion]:
         snapshots = sorted(self._table.snapshots(), key=lambda each: each.sequence_number or 0)
         return [
@@ -115,39 +128,63 @@ class IcebergTable:
             for each in snapshots
         ]
 
-    def files(self, version: int | None = None) -> list[DataFile]:
+    def files(
+        self,
+        version: int | None = None,
+        *,
+        boxes: Sequence[str] | None = None,
+        times_ms: tuple[int, int] | None = None,
+    ) -> list[DataFile]:
         if self._table.current_snapshot() is None:
             return []
-        tasks = self._table.scan(snapshot_id=version).plan_files()
+        terms: Any = expressions  # mypy sees the fields of its models, not its constructors
+        row_filter = terms.AlwaysTrue()
+        if boxes is not None:
+            row_filter = terms.And(row_filter, terms.In("box", set(boxes)))
+        if times_ms is not None:
+            start, end = (_timestamp(each) for each in times_ms)
+            row_filter = terms.And(
+                row_filter, terms.GreaterThanOrEqual("ts", start), terms.LessThan("ts", end)
+            )
+        tasks = self._table.scan(row_filter, snapshot_id=version).plan_files()
         return [DataFile(task.file.file_path, task.file.file_size_in_bytes) for task in tasks]
 
-    def append(
-        self, files: Sequence[str], new_columns: Sequence[Column], properties: Mapping[str, str]
+    def commit(
+        self,
+        add: Sequence[str],
+        properties: Mapping[str, str],
+        *,
+        remove: Sequence[str] = (),
+        new_columns: Sequence[Column] = (),
     ) -> None:
+        removed_files = self._data_files(remove) if remove else []
         with self._table.transaction() as transaction:
             if new_columns:
                 with transaction.update_schema() as update:
                     for column in new_columns:
                         update.add_column(column.name, iceberg_type(column))
                 transaction.set_properties({_COLUMNS: json.dumps([*self.columns, *new_columns])})
-            # Names of files contain the id of their run, so none is in the table already.
-            transaction.add_files(list(files), dict(properties), check_duplicate_files=False)
-
-    def replace(self, old: Sequence[str], new: Sequence[str], properties: Mapping[str, str]) -> None:
-        old_paths = set(old)
-        old_files = [
-            task.file for task in self._table.scan().plan_files() if task.file.file_path in old_paths
-        ]
-        if len(old_files) != len(old_paths):
-            raise JobRefused("the table has changed since its files were listed; run the job again")
-        with self._table.transaction() as transaction:
-            update = transaction.update_snapshot(snapshot_properties=dict(properties)).overwrite()
-            with update:
-                for file in old_files:
-                    update.delete_data_file(file)
-                for path in new:
+            if not removed_files:
+                # Names of files contain the id of their run, so none is in the table already.
+                transaction.add_files(list(add), dict(properties), check_duplicate_files=False)
+                return
+            with transaction.update_snapshot(snapshot_properties=dict(properties)).overwrite() as overwrite:
+                for file in removed_files:
+                    overwrite.delete_data_file(file)
+                for path in add:
                     metadata = transaction.table_metadata
-                    update.append_data_file(parquet_file_to_data_file(self._table.io, metadata, path))
+                    overwrite.append_data_file(parquet_file_to_data_file(self._table.io, metadata, path))
+
+    def _data_files(self, paths: Sequence[str]) -> list[IcebergDataFile]:
+        path_set = set(paths)
+        files = [task.file for task in self._table.scan().plan_files() if task.file.file_path in path_set]
+        if len(files) != len(path_set):
+            raise JobRefused("the table has changed since its files were listed; run the job again")
+        return files
+
+
+def _timestamp(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
 
 
 def _partition_spec(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:

@@ -55,20 +55,37 @@ class OpenTable(Protocol):
     @property
     def partition_by(self) -> list[str]: ...
 
+    @property
+    def is_merged(self) -> bool:
+        """True if the table has the newest record of each tag, False if it has all records."""
+
     def versions(self) -> list[TableVersion]:
         """Return the snapshots that can be read, oldest first."""
 
-    def files(self, version: int | None = None) -> list[DataFile]:
-        """Return the data files of a snapshot (None: the newest)."""
+    def files(
+        self,
+        version: int | None = None,
+        *,
+        boxes: Sequence[str] | None = None,
+        times_ms: tuple[int, int] | None = None,
+    ) -> list[DataFile]:
+        """Return the data files of a snapshot (None: the newest).
 
-    def append(
-        self, files: Sequence[str], new_columns: Sequence[Column], properties: Mapping[str, str]
+        With `boxes` or `times_ms` (from, before), files that cannot have such records are left out.
+        """
+
+    def commit(
+        self,
+        add: Sequence[str],
+        properties: Mapping[str, str],
+        *,
+        remove: Sequence[str] = (),
+        new_columns: Sequence[Column] = (),
     ) -> None:
-        """Add files in one commit. Raises `JobRefused` if another run has committed since the table was
-        opened."""
+        """Add and remove files and add columns, in one snapshot.
 
-    def replace(self, old: Sequence[str], new: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Replace files by others in one commit. Raises `JobRefused` as `append` does."""
+        Raises `JobRefused` if another run has committed since the table was opened.
+        """
 
 
 def summary_properties(
