@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture peers compare profile docs cluster \
-	twin shots clean
+	twin site shots clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -98,6 +98,12 @@ docs: .venv/.dev ## Write the generated reference pages and the list of messages
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.spark_page
 	$(BIN)/python -m tests.support.messages > tests/docs/golden/messages.txt
+
+# The archive has the files of the site without the folder, as STREAMS_GUIDE takes it.
+site: .venv/.dev ## Build the documentation site into build/site, and build/site.zip for STREAMS_GUIDE.
+	$(BIN)/sphinx-build -q -W --keep-going -j 2 -d build/doctrees docs build/site $(ARGS)
+	@rm -f build/site.zip && cd build/site && ../../$(BIN)/python -m zipfile -c ../site.zip *
+	@echo "open build/site/index.html, or: streams serve --guide build/site.zip"
 
 shots: .venv/.dev ## Take pictures of the console into docs/images, and measure its live tail.
 	$(BIN)/python -m tests.support.shots

@@ -145,6 +145,7 @@ class Gateway:
             s2=self._s2,
             key_use=self._key_use,
             histories=Histories(self._sampler, self._others, len(self._links)),
+            guide=config.guide,
         )
 
     async def run(self) -> None:

@@ -119,6 +119,7 @@ RULES: Final[dict[str, Rule]] = {
     # The console is static and sends requests with the key that the user enters.
     "GET /": _OPEN,
     "GET /console/{file}": _OPEN,
+    "GET /docs/guide/{file}": _OPEN,
     "GET /v0/health": _PROBE,
     "GET /health": _PROBE,
     "GET /healthz": _PROBE,

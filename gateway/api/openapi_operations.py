@@ -367,4 +367,5 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /": _page("The console.", "text/html"),
     "GET /docs": _page("The API explorer.", "text/html"),
     "GET /console/{file}": _page("A file of the console.", "text/javascript", "not_found"),
+    "GET /docs/guide/{file}": _page("A page of the guide (STREAMS_GUIDE).", "text/html", "not_found"),
 }

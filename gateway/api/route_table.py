@@ -10,6 +10,8 @@ import trio
 from gateway.api.boxes import BoxApi
 from gateway.api.console import FILES, Console
 from gateway.api.groups import GroupApi
+from gateway.api.guide import PREFIX as GUIDE_PREFIX
+from gateway.api.guide import Guide
 from gateway.api.job_streams import JobStreams
 from gateway.api.openapi_pages import OpenApiPages
 from gateway.api.queues import QueueApi
@@ -55,6 +57,7 @@ class RouteTable(NamedTuple):
     #: Action after the name of the schedule -> method -> handler.
     schedule_routes: dict[str, dict[str, NamedHandler]]
     watch_routes: dict[str, NamedHandler]
+    guide_routes: dict[str, NamedHandler]
     #: Whole path -> method -> handler.
     fixed_routes: dict[str, dict[str, PlainHandler]]
 
@@ -68,6 +71,7 @@ def build_route_table(
     draining: trio.Event,
     watch: Watch,
     reports: ReportPages | None,
+    guide: str,
 ) -> RouteTable:
     reconciler = RouterReconciler(dispatch)
     boxes = BoxApi(dispatch, reconciler, body_bytes_max)
@@ -77,7 +81,7 @@ def build_route_table(
     watches = WatchApi(watch, body_bytes_max)
     queues = QueueApi(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
     groups = GroupApi(dispatch, body_bytes_max)
-    openapi_pages, console = OpenApiPages(version), Console()
+    openapi_pages, console, guide_pages = OpenApiPages(version), Console(), Guide(guide)
     fixed_routes: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},
         "/v0/routers": {"GET": routers.list},
@@ -86,6 +90,8 @@ def build_route_table(
         "/v0/whoami": {"GET": server_info.whoami},
         "/v0/openapi.json": {"GET": openapi_pages.document},
         **{path: {"GET": console.file} for path in FILES},
+        GUIDE_PREFIX.rstrip("/"): {"GET": guide_pages.redirect},
+        GUIDE_PREFIX: {"GET": guide_pages.file},
         "/v0/watch": {"POST": watches.create},
         "/v0/ws": {"GET": watches.require_upgrade},
         **{path: {"GET": server_info.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
@@ -123,5 +129,6 @@ def build_route_table(
             "run": {"POST": schedules.run},
         },
         watch_routes={"GET": watches.open},
+        guide_routes={"GET": guide_pages.file},
         fixed_routes=fixed_routes,
     )

@@ -19,6 +19,7 @@ from gateway.access.key_use import KeyUseExchange
 from gateway.access.origins import Origins
 from gateway.access.rules import RULES, Rule, route_of
 from gateway.admission.inline import need_task
+from gateway.api.guide import PREFIX as GUIDE_PREFIX
 from gateway.api.reports import ReportPages
 from gateway.api.route_table import INLINE_ROUTES, build_route_table
 from gateway.api.server_info import ServerInfo
@@ -80,6 +81,7 @@ class Api:
         logs_access: bool = False,
         key_use: KeyUseExchange | None = None,
         histories: Histories | None = None,
+        guide: str = "",
     ) -> None:
         key_use = key_use or KeyUseExchange(dispatch, watch.slots)
         self._route_times = {} if route_times is None else route_times
@@ -107,6 +109,7 @@ class Api:
             draining=draining,
             watch=watch,
             reports=None if collector is None else ReportPages(collector, key_use, guard, histories),
+            guide=guide,
         )
         self._box_endpoints = {
             action: self._endpoints(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
@@ -118,6 +121,7 @@ class Api:
             for action, methods in table.schedule_routes.items()
         }
         self._watch_endpoints = self._endpoints(f"{_WATCH_PREFIX}{{wid}}", table.watch_routes)
+        self._guide_endpoints = self._endpoints(_template(GUIDE_PREFIX), table.guide_routes)
         self._fixed_endpoints = {
             path: self._endpoints(_template(path), methods) for path, methods in table.fixed_routes.items()
         }
@@ -261,6 +265,8 @@ class Api:
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
                 return self._pick(self._watch_endpoints, request), (wid,)
+            if path.startswith(GUIDE_PREFIX):
+                return self._pick(self._guide_endpoints, request), (path[len(GUIDE_PREFIX) :],)
         raise NotFound(f"{quote(path)}: there is no such route; see /docs for all routes", path=path[:256])
 
     @staticmethod
@@ -275,7 +281,9 @@ class Api:
 
 
 def _template(path: str) -> str:
-    """Return the route of a fixed path. All files of the console are one route."""
+    """Return the route of a fixed path. All files of the console are one route, and all of the guide."""
+    if path.startswith(GUIDE_PREFIX.rstrip("/")):
+        return f"{GUIDE_PREFIX}{{file}}"
     return "/console/{file}" if path.startswith("/console/") else path
 
 

@@ -44,6 +44,7 @@ import orjson
 import structlog
 import trio
 
+from gateway.requests.guide_archive import BadGuide, GuideArchive
 from gateway.shards.process_states import FILE_NAME, ProcessStates
 from gateway.shards.unix_sockets import address_of, url_of
 from gateway.supervise.child import HANG_CHECK_S, Child
@@ -121,6 +122,7 @@ class Supervisor:
         child."""
         check_may_serve(self.config)
         ring = read_keys(self.config)
+        _check_guide(self.config)
         with ExitStack() as stack:
             directory = stack.enter_context(closing(DataDir(self.config.data_dir.absolute())))
             await _lock(directory)
@@ -416,6 +418,16 @@ async def _lock(directory: DataDir) -> None:
         f"not ended within {ORPHANS_WAIT_S:.0f} s. Try again in a moment, or look for them with "
         f"`fuser {directory.path / 'LOCK'}`"
     )
+
+
+def _check_guide(config: Config) -> None:
+    """Raise `CannotServe` if the archive of the guide cannot be served. Each gateway opens it again."""
+    if not config.guide:
+        return
+    try:
+        GuideArchive(config.guide).close()
+    except BadGuide as error:
+        raise CannotServe(str(error)) from None
 
 
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:

@@ -261,6 +261,13 @@ class Config:
         "Origins, comma-separated, such as https://app.example.com, whose pages may call /v0 from a browser.",
         default_shown="unset",
     )
+    guide: str = _setting(
+        "text",
+        "",
+        "Archive of the documentation site, such as build/site.zip of make site, served at /docs/guide/ to "
+        "everyone. Use only an archive that you trust: its scripts have the origin of the console.",
+        default_shown="unset",
+    )
     probe_auth: bool = _setting("flag", False, "Require an API key for health and readiness probes.")
     max_batch_records: int = _setting(
         "count", 10_000, "Maximum number of records in one append.", least=1, most=1_000_000

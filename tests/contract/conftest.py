@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from zipfile import ZipFile
 
 import httpx2
 import pytest
@@ -63,6 +64,15 @@ class Combo:
 
 
 #: Other tests keep the machine busy, and nothing is to be refused for that.
+#: Files of the guide that every server has.
+GUIDE = {
+    "index.html": "<!doctype html><title>guide</title>",
+    "howto/keys.html": "<!doctype html><title>keys</title>",
+    "_static/a.css": "a { color: red }",
+    "_static/a.js": "'use strict'",
+    "_images/a.svg": "<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "notes.exe": "not served",
+}
 PATIENT = {"throttle_lag_ms": 60_000}
 
 COMBOS = [Combo("edge", "h1"), Combo("edge", "h2c"), Combo("hypercorn", "h1"), Combo("hypercorn", "h2c")]
@@ -83,11 +93,15 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="session")
-def fleet():
+def fleet(tmp_path_factory):
     """`fleet(front, **settings)` is the running server with these settings, started at its first use."""
     from streams.testing import running_server  # late, so that the suite collects without a server
 
     running = {}
+    guide = tmp_path_factory.mktemp("guide") / "site.zip"
+    with ZipFile(guide, "w") as archive:
+        for name, text in GUIDE.items():
+            archive.writestr(name, text)
     with contextlib.ExitStack() as stack:
 
         def server(front, **settings):
@@ -95,7 +109,7 @@ def fleet():
             if key not in running:
                 running[key] = None  # stays so when it does not start: once is enough to wait for that
                 running[key] = stack.enter_context(
-                    running_server(front=front, shards=2, **PATIENT | settings)
+                    running_server(front=front, shards=2, guide=guide, **PATIENT | settings)
                 )
             assert running[key] is not None, f"the server {key} did not start"
             return running[key]

@@ -80,6 +80,7 @@ CONTRACT = {
     None: """
         GET /v0/health      GET /health     GET /healthz    GET /ping       GET /v0/ready   GET /readyz
         GET /v0/openapi.json                GET /docs       GET /           GET /console/{file}
+        GET /docs/guide/{file}
     """,
 }
 SCOPES_OF = {

@@ -192,6 +192,7 @@ STORY = [
     ("POST /v0/boxes/{box}/delete", LOG, {"match": ["tag", "Glob", "t*"]}, {}),
     ("DELETE /v0/boxes/{box}", LOG, None, {"if_empty": "false"}),
     ("GET /console/{file}", {"file": "app.js"}, None, {}),
+    ("GET /docs/guide/{file}", {"file": "index.html"}, None, {}),
     *[
         (f"GET {path}", {}, None, {})
         for path in (
