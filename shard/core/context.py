@@ -194,6 +194,12 @@ class Context(Kernel):
             return
         self.arm_timer_at(box, min(times))
 
+    def arm_job_timer(self, box: Box, queue: Queue) -> None:
+        """Arm the timer for the end of the next lease or delay: all that a claim can bring nearer."""
+        due_ms = self._job_due_ms(queue, box)
+        if due_ms is not None:
+            self.arm_timer_at(box, due_ms)
+
     def _job_due_ms(self, queue: Queue, box: Box) -> int | None:
         due_ms, wall_ms = queue.next_due_ms(), queue.next_wall_ms()
         if wall_ms is None:

@@ -367,15 +367,14 @@ class Engine:
     def flush(self) -> None:
         """Log the staged changes of one turn: few at once, many through the commit thread. This may wake
         claims that stage more changes, which are logged too."""
-        self._ticker.check_deadlines(self.delivery.claims.waiting)
         has_answers = self._local_copier.copy_early()
         while self.staging.frames:
             logged_lsn = self.staging.write()
             if not logged_lsn:
                 break
             self._note_logged(logged_lsn, self._committer.append_ms_last)
-            self._ticker.check_deadlines(self.delivery.claims.waiting)
             has_answers = True
+        self._ticker.check_deadlines(self.delivery.claims.waiting)
         self._local_copier.post_next()
         if has_answers:
             self._send_answers()

@@ -61,6 +61,12 @@ _FLUSH_BYTES = 64 * 1024
 #: Messages after which a flush goes to the commit thread, which costs two thread switches more.
 _THREAD_FLUSH_MESSAGES = 8
 
+#: Messages of a link without an answer.
+_NOTICES = frozenset((wire.OP_FORGET, wire.OP_HOLD_PAGES, wire.OP_SEND_PAGES))
+#: Messages about the shard itself. Peers over TCP have their own hello, and ask for no statistics.
+_LINK_QUESTIONS = frozenset((wire.OP_STATS, wire.OP_HELLO))
+_QUESTIONS = _LINK_QUESTIONS | {wire.OP_PING, wire.OP_REPORT}
+
 _NO_THROTTLE_FIELD = b"disable_backpressure"
 _EMPTY_HEAD = wire.head_encoder.encode(wire.ReplyHead())
 
@@ -194,31 +200,15 @@ class Connection:
     def _handle_now(self, message: wire.Message) -> None:
         server = self._server
         peer = self._peer
-        if peer is None and message.op == wire.OP_FORGET:
-            self._cancel(message.id)
-            return
-        if peer is None and message.op in (wire.OP_HOLD_PAGES, wire.OP_SEND_PAGES):
-            self._pauses_pages = message.op == wire.OP_HOLD_PAGES
-            server.on_sent()
+        if peer is None and message.op in _NOTICES:
+            self._take_notice(message)
             return
         is_waiting = message.op in wire.WAITING_OPS
         ticket = (WaitingTicket if is_waiting else MessageTicket)(self, message.op, message.id)
         if peer is not None and not self._admit(peer, message, ticket):
             return
-        if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
-            self._is_urgent = self._is_urgent or message.body == wire.HELLO_URGENT
-            key = server.find_key(message.body.decode("utf-8", "replace")) if message.body else None
-            if key is not None:
-                self._caller = Caller(key.id)
-            self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, msgspec.json.encode(server.describe()))
-            return
-        if message.op == wire.OP_PING:
-            server.pressure.note_gateway_level(message.body[0] if message.body else 0)
-            level = b"" if server.engine is None else bytes((server.pressure.gauge.level,))
-            self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, level)
-            return
-        if message.op == wire.OP_REPORT:
-            server.report(partial(self._answer_report, message), is_brief=bool(message.body))
+        if message.op in _QUESTIONS and (peer is None or message.op not in _LINK_QUESTIONS):
+            self._answer_question(message)
             return
         if server.engine is None:
             error: StreamsError = NotReady(replay_progress=round(server.progress, 4))
@@ -255,6 +245,31 @@ class Connection:
         server.engine.submit(command, ticket)
         if (is_waiting or message.op == wire.OP_WORK) and server.engine.delivery.waits(ticket):
             ticket.began_ns = 0
+
+    def _take_notice(self, message: wire.Message) -> None:
+        """Handle a message that has no answer."""
+        if message.op == wire.OP_FORGET:
+            self._cancel(message.id)
+        else:
+            self._pauses_pages = message.op == wire.OP_HOLD_PAGES
+            self._server.on_sent()
+
+    def _answer_question(self, message: wire.Message) -> None:
+        """Answer a message about the shard itself: it answers before it is ready, too."""
+        server = self._server
+        if message.op == wire.OP_REPORT:
+            server.report(partial(self._answer_report, message), is_brief=bool(message.body))
+            return
+        if message.op == wire.OP_PING:
+            server.pressure.note_gateway_level(message.body[0] if message.body else 0)
+            answer = b"" if server.engine is None else bytes((server.pressure.gauge.level,))
+        else:
+            self._is_urgent = self._is_urgent or message.body == wire.HELLO_URGENT
+            key = server.find_key(message.body.decode("utf-8", "replace")) if message.body else None
+            if key is not None:
+                self._caller = Caller(key.id)
+            answer = msgspec.json.encode(server.describe())
+        self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, answer)
 
     def _refuse(
         self, error: StreamsError, message: wire.Message, engine: Engine, ticket: MessageTicket

@@ -6,7 +6,6 @@ are several commands with one reply, which their tickets collect.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from streams.protocol import wire
@@ -52,7 +51,7 @@ class MessageTicket:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
             self._note_read()
         else:
-            head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
+            head = wire.encode_write_head(requests.status_of(reply), fsync_ms, wal_append_ms)
             if self.op == wire.OP_APPEND:
                 self.connection.times.note_ack(self.began_ns)
             elif self.op in _CLAIM_OPS and self.began_ns:
@@ -125,13 +124,6 @@ class ColumnsTicket:
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         self._reply.take(self._at, reply, fsync_ms, wal_append_ms)
-
-
-@lru_cache(maxsize=8)
-def _head_of_write(status: int, fsync_ms: float, wal_append_ms: float) -> bytes:
-    """Encode the head of a reply to a write. All replies of one committer report share it, hence the
-    cache."""
-    return _encode_head(wire.ReplyHead(status, round(fsync_ms, 3), round(wal_append_ms, 3)))
 
 
 class DiscardTicket:

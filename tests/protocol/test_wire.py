@@ -138,3 +138,12 @@ def test_heads_survive_the_wire_and_absent_fields_have_defaults() -> None:
     reply = wire.ReplyHead(201, 1.5, 0.25, 7)
     assert wire.reply_head_decoder.decode(wire.head_encoder.encode(reply)) == reply
     assert wire.reply_head_decoder.decode(b"\x90") == wire.ReplyHead()
+
+
+@pytest.mark.parametrize("status", [200, 201])
+@pytest.mark.parametrize("times", [(0.0, 0.0), (0.12345, 1234.5678)])
+def test_the_head_of_a_write_has_the_bytes_of_the_general_encoder(
+    status: int, times: tuple[float, float]
+) -> None:
+    head = wire.ReplyHead(status, *(round(time_ms, 3) for time_ms in times))
+    assert wire.encode_write_head(status, *times) == wire.head_encoder.encode(head)

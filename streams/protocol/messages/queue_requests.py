@@ -78,7 +78,8 @@ def _check_node(node: str, limits: RecordLimits) -> str:
 
 def _no_query(head: wire.RequestHead) -> None:
     check_box_name(head.box)
-    Query(head.query).reject_unknown()
+    if head.query:
+        Query(head.query).reject_unknown()
 
 
 def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
