@@ -27,6 +27,8 @@ class CompactionInput(NamedTuple):
     whose successor could still be lost."""
 
     generation: int
+    #: The last seq of the tail that compaction reads. The tail may end with deleted records.
+    upto_seq: int
     tail: list[Batch]
     segments: list[Name]
     earliest_seq: int
@@ -44,6 +46,7 @@ def copy_input(box: Box, *, durable_lsn: int) -> CompactionInput:
     log = box.log
     return CompactionInput(
         box.generation,
+        log.sealable_upto(durable_lsn),
         log.sealable(durable_lsn=durable_lsn, bytes_max=1 << 62),
         list(map(Name.of, log.segments)),
         log.earliest_seq,

@@ -317,11 +317,7 @@ class Upkeep:
         source = copy_input(box, durable_lsn=self._machine.durable_lsn)
         before, box.volatile.compacted_seq = (
             box.volatile.compacted_seq,
-            max(
-                (source.tail[-1].last_seq if source.tail else 0),
-                box.log.sealed_seq,
-                box.volatile.compacted_seq,
-            ),
+            max(source.upto_seq, box.volatile.compacted_seq),
         )
         chunks = find_superseded(source, self._store)
         while True:

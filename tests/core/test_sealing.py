@@ -27,6 +27,7 @@ from shard.core.boxes.upkeep import (
     plan_rewrite,
     plan_seal,
 )
+from shard.engine.compaction import copy_input
 from streams.protocol.messages import commands, queues
 from tests.support import machines
 from tests.support.machines import Driver, facts_of
@@ -477,6 +478,39 @@ def test_a_box_whose_new_record_is_on_its_way_is_not_forgotten_by_compaction() -
     box.volatile.compacted_seq = box.log.visible_seq  # compaction went by when only four could be seen
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is None
     driver.machine.on_durable(driver.machine.lsn)
+    assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box
+
+
+def test_a_box_whose_last_record_is_deleted_or_lost_is_compacted_once() -> None:
+    driver = Driver()
+    driver.put(compact="tag")
+    driver.append(*({"data": at, "tag": "t"} for at in range(4)))
+    driver.append({"data": "last", "tag": "u"})
+    driver.delete(tag="u")
+    driver.sync()
+    box = driver.machine.boxes["b"]
+    quiet_ms = driver.now_ms + 10_000
+    assert plan_compaction(driver.machine, now_ms=quiet_ms) is box
+    source = copy_input(box, durable_lsn=driver.machine.durable_lsn)
+    assert source.upto_seq == 5 and source.tail[-1].last_seq == 4
+    box.volatile.compacted_seq = source.upto_seq
+    assert plan_compaction(driver.machine, now_ms=quiet_ms) is None and not driver.machine.compactable
+
+
+def test_a_box_whose_new_record_is_visible_and_not_durable_is_not_compacted_again_and_again() -> None:
+    driver = Driver()
+    driver.put(compact="tag", durability="disk")
+    driver.append(*({"data": at, "tag": "t"} for at in range(4)))
+    driver.sync()
+    driver.do(driver.write({"data": 4, "tag": "t"}))
+    driver.logged()
+    box = driver.machine.boxes["b"]
+    assert box.log.visible_seq == 5
+    source = copy_input(box, durable_lsn=driver.machine.durable_lsn)
+    assert source.upto_seq == 4
+    box.volatile.compacted_seq = source.upto_seq
+    assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is None
+    driver.sync()
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box
 
 

@@ -596,6 +596,19 @@ async def test_compaction_and_moves_that_meet_damage_leave_the_box_alone(
         await desk.until(lambda: desk.machine.boxes["b"].log.count == 1)
 
 
+async def test_compaction_of_a_box_whose_last_record_is_deleted_comes_to_an_end(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append(*({"data": at, "tag": "same"} for at in range(4)))
+        await desk.append({"data": "last", "tag": "other"})
+        await desk.ask(commands.DeleteRecords("b", match=commands.Match("other")))
+        await desk.ask(commands.PutBox("b", BoxPatch(compact="tag")))
+        desk.clock[0] += 20_000
+        desk.engine._background.upkeep.wake()
+        await desk.until(lambda: desk.machine.boxes["b"].log.count == 1)
+        await desk.until(lambda: desk.machine.compactable == {})
+
+
 async def test_a_read_whose_segment_makes_place_for_another_meanwhile_finds_that_one(
     open_desk: Open,
 ) -> None:

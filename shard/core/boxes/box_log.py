@@ -398,19 +398,11 @@ class BoxLog:
 
     def sealable(self, *, durable_lsn: int, bytes_max: int) -> list[Batch]:
         """The oldest batches of the tail that may be sealed, so many that they fit, but one at least."""
-        batches: list[Batch] = []
-        size = 0
-        visible_seq = self.visible_seq
-        for batch in self.tail.batches[self.tail.front :]:
-            size += len(batch.blob)
-            is_shown = batch.first_seq + batch.count - 1 <= visible_seq
-            if batch.lsn > durable_lsn or not is_shown or (batches and size > bytes_max):
-                break
-            if isinstance(batch, UnrenderedRows):
-                break
-            if batch.dead < batch.count:
-                batches.append(batch)
-        return batches
+        return self.tail.sealable(self.visible_seq, durable_lsn, bytes_max)
+
+    def sealable_upto(self, durable_lsn: int) -> int:
+        """Return the last seq, live or deleted, before the first batch that may not be sealed yet."""
+        return self.tail.sealable_upto(self.visible_seq, durable_lsn)
 
     def render(self, at: int, batch: Batch) -> None:
         """The first of the rows at this place of the tail, which were not rendered, are this batch."""

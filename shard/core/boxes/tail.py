@@ -185,6 +185,25 @@ class UnsealedTail:
         else:
             self._newest_lsn = lsn
 
+    def sealable(self, visible_seq: int, durable_lsn: int, bytes_max: int) -> list[Batch]:
+        """The oldest live batches that may be sealed, so many that they fit, but one at least."""
+        batches: list[Batch] = []
+        size = 0
+        for batch in self.batches[self._front :]:
+            size += len(batch.blob)
+            if not _is_sealable(batch, visible_seq, durable_lsn) or (batches and size > bytes_max):
+                break
+            if batch.dead < batch.count:
+                batches.append(batch)
+        return batches
+
+    def sealable_upto(self, visible_seq: int, durable_lsn: int) -> int:
+        """Return the last seq, live or deleted, before the first batch that may not be sealed yet."""
+        for batch in self.batches[self._front :]:
+            if not _is_sealable(batch, visible_seq, durable_lsn):
+                return min(batch.first_seq - 1, visible_seq)
+        return visible_seq
+
     def drop_before(self, seq: int) -> tuple[int, int]:
         """Drops batches that end below `seq`. Returns how many live records and bytes they had."""
         count = size = 0
@@ -302,6 +321,11 @@ class UnsealedTail:
         assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"
         assert self.held_bytes == sum(batch.bytes_in_memory for batch in self), "HELD"
         assert self.records == sum(batch.count for batch in self), "HELD"
+
+
+def _is_sealable(batch: Batch, visible_seq: int, durable_lsn: int) -> bool:
+    is_visible = batch.first_seq + batch.count - 1 <= visible_seq
+    return batch.lsn <= durable_lsn and is_visible and not isinstance(batch, UnrenderedRows)
 
 
 def _logged_lsn(batch: Batch) -> int:

@@ -142,13 +142,16 @@ def plan_rewrite(context: Context, policy: SealPolicy) -> ToRewrite | None:
 
 
 def plan_compaction(context: Context, *, now_ms: int) -> Box | None:
-    """A box to compact: half of it is new, or it has been quiet for a while."""
+    """A box to compact: half of it is new, or it has been quiet for a while. A box whose new records are not
+    durable yet stays a candidate."""
     for box in list(islice(context.compactable.values(), _LOOK_MAX)):
-        fresh = box.log.visible_seq - box.volatile.compacted_seq
-        if box.config.compact != "tag" or box.log.head_seq <= box.volatile.compacted_seq:
+        compacted_seq = box.volatile.compacted_seq
+        if box.config.compact != "tag" or box.log.head_seq <= compacted_seq:
             del context.compactable[box.generation]
-        elif fresh > 0 and (2 * fresh >= box.log.count or now_ms - box.last_append_ms >= _QUIET_MS):
-            return box  # one whose new records are still on their way to the disk waits for them
+        elif box.log.visible_seq > compacted_seq:
+            fresh = box.log.sealable_upto(context.durability.durable_lsn) - compacted_seq
+            if fresh > 0 and (2 * fresh >= box.log.count or now_ms - box.last_append_ms >= _QUIET_MS):
+                return box
     return None
 
 
