@@ -95,6 +95,9 @@ docs: .venv/.dev ## Write the generated reference pages and the list of messages
 	$(BIN)/streams config --markdown > docs/reference/settings.md
 	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
 	$(BIN)/python -m tests.support.metrics_page > docs/reference/metrics.md
+	$(BIN)/python -m tests.support.client_page > docs/reference/client.md
+	$(BIN)/python -m tests.support.errors_page > docs/reference/errors.md
+	$(BIN)/python -m tests.support.routes_page > docs/reference/routes.md
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.spark_page
 	$(BIN)/python -m tests.support.messages > tests/docs/golden/messages.txt

@@ -37,8 +37,10 @@ html_theme_options = {
 
 #: The navigation: each caption with its pages; a folder means all its pages by name.
 NAVIGATION: dict[str, list[str]] = {
-    "Start": ["tutorial/first-steps", "glossary"],
+    "Start": ["tutorial/first-steps", "comparison", "glossary"],
     "How to": ["howto/"],
+    "Cookbook": ["cookbook/index"],
+    "Coming from": ["coming-from/"],
     "Explanation": ["explanation/"],
     "Reference": ["reference/"],
     "Contracts and decisions": ["spec/", "decisions/", "contributing"],
@@ -71,6 +73,9 @@ def _prepare(app: Any, docname: str, source: list[str]) -> None:
             _toctree(caption, [page for entry in entries for page in _pages(entry)])
             for caption, entries in NAVIGATION.items()
         )
+    elif docname == "cookbook/index":
+        recipes = sorted(page.stem for page in (DOCS / "cookbook").glob("*.md") if page.stem != "index")
+        text += "\n\n" + _toctree("", recipes).replace(":caption: \n", "")
     source[0] = text
 
 

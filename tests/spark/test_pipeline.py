@@ -167,3 +167,15 @@ def test_the_how_to_runs_from_its_first_block_to_its_last(spark: SparkSession, t
         # Over TCP the key's prefix holds. By the Unix socket, which is there too, it would not.
         with pytest.raises(PySparkException, match="near"):
             found["rows"].write.format("streams").options(**found["there"]).mode("append").save("near.orders")
+
+
+def test_the_recipe_for_change_data_capture_works_as_typed(
+    spark: SparkSession, server: Server, tmp_path: Path
+) -> None:
+    page = PAGE.parents[1] / "cookbook" / "cdc-to-iceberg.md"
+    blocks = BLOCK.findall(page.read_text())
+    assert len(blocks) == 3
+    found: dict[str, Any] = {}
+    for block in blocks:
+        typed = block.replace("http://127.0.0.1:4000", server.url).replace("/tmp/cdc", str(tmp_path))
+        exec(compile(typed, str(page), "exec"), found)
