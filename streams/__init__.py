@@ -10,6 +10,7 @@
 client/     the Python client                  protocol/   what clients, gateways and shards agree on
 direct/     the wire of shards, without HTTP   spark/      boxes in Spark
 cli/        the `streams` command              testing, pytest_plugin    a real server for tests
+brokers/    Celery, Dramatiq and Taskiq on queues
 config      the one table of settings          logs, process, progress, unsent, startup_imports: shared code
 """
 

@@ -16,13 +16,14 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 #: Folders that are one turn.
-TOGETHER = ("tests/client", "tests/contract", "tests/s2", "tests/spark")
+TOGETHER = ("tests/brokers", "tests/client", "tests/contract", "tests/s2", "tests/spark")
 #: The longest first. Whatever is not here comes after it, the files with the most tests first.
 LONG = (
     "tests/spark",
     "tests/contract",
     "tests/s2",
     "tests/client",
+    "tests/brokers",
     "tests/gateway/test_edge_fuzz.py",
     "tests/cluster/test_backup.py",
     "tests/cluster/test_restore_truth.py",
