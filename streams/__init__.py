@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from streams.client.options import BoxSettings, ReadOptions, WriteOptions
     from streams.client.retry import Retry
     from streams.client.stores import FolderStore, ObjectStore
-    from streams.client.working import Nack, ProducerStatistics, WorkerStatistics
+    from streams.client.working import JobOutputs, Nack, ProducerStatistics, WorkerStatistics
     from streams.direct import ShardWriter
     from streams.protocol.errors import (
         AccessTokenNotFound,
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         Forbidden,
         GroupNotFound,
         InvalidRequest,
+        LeaseLost,
         MethodNotAllowed,
         NotAcceptable,
         NotAQueue,
@@ -134,6 +135,8 @@ _HOMES = {
     "GroupNotFound": "streams.protocol.errors",
     "InvalidRequest": "streams.protocol.errors",
     "Job": "streams.client.answers",
+    "JobOutputs": "streams.client.working",
+    "LeaseLost": "streams.protocol.errors",
     "MethodNotAllowed": "streams.protocol.errors",
     "Nack": "streams.client.working",
     "NotAQueue": "streams.protocol.errors",
@@ -227,6 +230,8 @@ __all__ = [
     "GroupNotFound",
     "InvalidRequest",
     "Job",
+    "JobOutputs",
+    "LeaseLost",
     "MethodNotAllowed",
     "Nack",
     "NotAQueue",

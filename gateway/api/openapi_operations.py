@@ -106,9 +106,14 @@ def _box_operation(summary: str, answer: type[Any] | None, *codes: str, **more: 
 
 
 def _queue_operation(
-    summary: str, answer: type[Any] | None, body: type[Any] | None, **more: Any
+    summary: str,
+    answer: type[Any] | None,
+    body: type[Any] | None,
+    *,
+    more_codes: tuple[str, ...] = (),
+    **more: Any,
 ) -> Operation:
-    return _box_operation(summary, answer, "not_a_queue", tag="queues", body=body, **more)
+    return _box_operation(summary, answer, "not_a_queue", *more_codes, tag="queues", body=body, **more)
 
 
 def _probe(summary: str, answer: type[Any], *codes: str) -> Operation:
@@ -197,7 +202,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "Lease jobs to a worker.", replies.ClaimReply, bodies.ClaimBody, headers=("Prefer",)
     ),
     "POST /v0/boxes/{box}/ack": _queue_operation(
-        "Acknowledge finished jobs.", replies.AckReply, bodies.AckBody
+        "Acknowledge finished jobs, with outputs for other boxes.",
+        replies.AckReply,
+        bodies.AckBody,
+        more_codes=("lease_lost", "record_too_large", "fencing_token_mismatch", "disk_full"),
+        headers=("Idempotency-Key",),
     ),
     "POST /v0/boxes/{box}/nack": _queue_operation(
         "Return jobs to the queue.", replies.NackReply, bodies.NackBody

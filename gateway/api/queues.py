@@ -1,6 +1,6 @@
 """Handlers for queues: claim, ack, nack, extend, work, requeue (v0 §8).
 
-Only the body of a requeue is parsed here; the others pass through to the shard.
+Only the bodies of a requeue and of an ack with outputs are parsed here; the others pass through to the shard.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gateway.api import unknown_fields
+from gateway.api import acks, unknown_fields
 from gateway.api.job_streams import JobStreams
 from gateway.api.responses import from_reply, from_shard
 from gateway.requests import sse
@@ -40,6 +40,8 @@ class QueueApi:
         return await self._forward(wire.OP_CLAIM, request, box)
 
     async def ack(self, request: Request, box: str, rest: str) -> Response:
+        if acks.may_have_outputs(request):
+            return await acks.ack_with_outputs(self._dispatch, request, box, self._body_bytes_max)
         return await self._forward(wire.OP_ACK, request, box)
 
     async def nack(self, request: Request, box: str, rest: str) -> Response:

@@ -26,6 +26,7 @@ STATUS_OF: dict[str, int] = {
     "box_exists_incompatible": 409,
     "box_not_empty": 409,
     "not_a_queue": 409,
+    "lease_lost": 409,
     "writer_conflict": 409,
     "stream_not_found": 404,
     "basin_not_found": 404,

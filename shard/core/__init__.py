@@ -4,7 +4,7 @@ kernel        dispatch of commands and changes; begins with the theory of operat
 context       what a feature may use: boxes, the log, replies, timers, limits
 machine       all features together: start and stop, ticks, recovery, snapshots
 changes       the closed list of facts that the log can hold; transaction_changes has those of transactions
-queue_changes the part of it for queues
+queue_changes, schedule_changes    the parts of it for queues and schedules
 outcome       the result of a command
 durability    when a reply may go, when a record may be seen
 capture       a snapshot in small steps

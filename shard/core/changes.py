@@ -24,7 +24,14 @@ from shard.core.queue_changes import JobsReturned as JobsReturned
 from shard.core.queue_changes import LineFacts as LineFacts
 from shard.core.queue_changes import MovesDone as MovesDone
 from shard.core.queue_changes import MovesPlanned as MovesPlanned
+from shard.core.queue_changes import OutputFacts as OutputFacts
+from shard.core.queue_changes import OutputsDelivered as OutputsDelivered
+from shard.core.queue_changes import OutputsPlanned as OutputsPlanned
 from shard.core.queue_changes import QueueFacts as QueueFacts
+from shard.core.schedule_changes import ScheduleAdvanced as ScheduleAdvanced
+from shard.core.schedule_changes import ScheduleDropped as ScheduleDropped
+from shard.core.schedule_changes import ScheduleFacts as ScheduleFacts
+from shard.core.schedule_changes import ScheduleSet as ScheduleSet
 from shard.core.transaction_changes import TxnCommitted as TxnCommitted
 from shard.core.transaction_changes import TxnDropped as TxnDropped
 from shard.core.transaction_changes import TxnForgotten as TxnForgotten
@@ -34,7 +41,6 @@ from shard.core.transaction_changes import TxnPart as TxnPart
 from shard.core.transaction_changes import TxnRendered as TxnRendered
 from streams.protocol.messages.routers import RegisteredRouter, Route
 from streams.protocol.messages.s2 import AccessToken, Basin, Stream
-from streams.protocol.messages.schedules import ScheduleSpec
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import Batch
 
@@ -251,19 +257,6 @@ class GroupDeleted(msgspec.Struct, frozen=True):
     group: str
 
 
-class ScheduleSet(msgspec.Struct, frozen=True):
-    """The schedule of this name has this definition now. One that exists keeps its counters."""
-
-    generation: int
-    schedule: str
-    spec: ScheduleSpec
-    #: The first due time; 0 = none.
-    next_due_ms: int
-    #: Where the intervals of `every_ms` begin.
-    anchor_ms: int
-    at_ms: int
-
-
 class ScheduleFired(BatchAppended, frozen=True, gc=False, kw_only=True):
     """A schedule has appended the records of its due times up to `due_ms`: one fact, so that neither the
     records nor the due times are ever there alone."""
@@ -272,23 +265,6 @@ class ScheduleFired(BatchAppended, frozen=True, gc=False, kw_only=True):
     #: 0 = a run by hand, which counts for no due time.
     due_ms: int
     next_due_ms: int
-
-
-class ScheduleAdvanced(msgspec.Struct, frozen=True):
-    """The next due time of a schedule without an append: due times before it do not count. Or, for a box in
-    memory, whose appends are not logged: its due times up to `due_ms` have `fired_count` records."""
-
-    generation: int
-    schedule: str
-    next_due_ms: int
-    due_ms: int = 0
-    fired_count: int = 0
-    at_ms: int = 0
-
-
-class ScheduleDropped(msgspec.Struct, frozen=True):
-    generation: int
-    schedule: str
 
 
 class StreamCreated(BoxCreated, frozen=True, kw_only=True):
@@ -366,16 +342,6 @@ class StreamFacts(msgspec.Struct, kw_only=True):
     trims: list[tuple[int, int, int]] = []
 
 
-class ScheduleFacts(msgspec.Struct, array_like=True, gc=False):
-    schedule: str
-    spec: ScheduleSpec
-    created_ms: int
-    anchor_ms: int
-    next_due_ms: int
-    last_due_ms: int
-    fired_total: int
-
-
 class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     name: str
     generation: int
@@ -407,6 +373,7 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     #: (name, cursor, updated_ms).
     groups: list[tuple[str, int, int]] = []
     moves: list[LineFacts] = []
+    outputs: OutputFacts | None = None
     #: (first seq, records missed) of those holes that a source's loss made.
     trims: list[tuple[int, int]] = []
     #: (origin, life, position, total, lost, pinned), least recently moved first.
@@ -525,6 +492,8 @@ Change = (
     | JobsReprioritized
     | MovesPlanned
     | MovesDone
+    | OutputsPlanned
+    | OutputsDelivered
     | GroupCommitted
     | GroupDeleted
     | BatchForwarded

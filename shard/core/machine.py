@@ -40,6 +40,7 @@ from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queues.jobs import Jobs
 from shard.core.queues.operations import QueueOperations
+from shard.core.queues.outputs import OutputHandlers
 from shard.core.queues.queue import ADVANCE_MAX
 from shard.core.queues.record_moves import Moves
 from shard.core.routers.forwarding import Forwarding
@@ -142,6 +143,7 @@ class Machine(Context):
         self.routers = Routers(self, routers_max)
         self.jobs = Jobs(self)
         QueueOperations(self, self.jobs)
+        OutputHandlers(self, self.jobs)
         self.moves = Moves(self, self.forwarding.outboxes)
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
         self._committing = TransactionHandlers(self, self.txns)
@@ -302,8 +304,6 @@ class Machine(Context):
         if chunks:
             self._committing.end_step(commit, chunks, entries)
         return Outcome(entries, None)
-
-    # -- helpers of handlers, those of other features included
 
     @property
     def shows_when_logged(self) -> bool:

@@ -119,6 +119,29 @@ class MovesDone(msgspec.Struct, frozen=True):
     at_ms: int
 
 
+class OutputsPlanned(msgspec.Struct, frozen=True):
+    """Jobs were acked with outputs: they are deleted, and these records are to be appended to other boxes.
+    One fact, so that neither is ever there alone."""
+
+    generation: int
+    #: The jobs, in order, and their bytes in each batch that holds some of them.
+    seqs: Sequence[int]
+    sizes: Sequence[int]
+    idempotency_key: str
+    #: (box, `Batch.to_parts` of its records). The seqs in a batch are positions: one sequence for all boxes.
+    outputs: Sequence[tuple[str, bytes]]
+    at_ms: int = 0
+
+
+class OutputsDelivered(msgspec.Struct, frozen=True):
+    """The other box has the outputs of this queue up to `position`."""
+
+    generation: int
+    dest: str
+    position: int
+    at_ms: int = 0
+
+
 class QueueFacts(msgspec.Struct, kw_only=True):
     fresh_seq: int = 0
     jobs: Sequence[JobEntry] = ()
@@ -132,3 +155,10 @@ class LineFacts(msgspec.Struct, kw_only=True):
     #: (seq, deliveries, bytes) of the positions after it, and error, node and time of a dead letter that has
     #: them; zeros for a record that is gone.
     moves: Sequence[tuple[int | str, ...]]
+
+
+class OutputFacts(msgspec.Struct, kw_only=True):
+    #: The last position that was assigned.
+    last_position: int
+    #: (box, position that it has, batches after it as in `OutputsPlanned`).
+    queues: list[tuple[str, int, list[bytes]]]

@@ -29,7 +29,10 @@ from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.changes import Change
 from shard.core.machine import Machine
-from shard.core.queues.move_queue import Letter, MoveQueue, letters_in, move_queue_of
+from shard.core.queues.move_queue import Letter, letters_in, move_queue_of
+from shard.core.queues.output_queue import source_of_outputs
+from shard.core.queues.planned_outbox import PlannedOutbox
+from shard.core.queues.record_moves import planned_outboxes
 from shard.core.routers.copy_sources import NOT_KNOWN, Origin
 from shard.core.routers.router_outbox import RouterOutbox, runs_to_copy
 from shard.offline.box_cuts import Cut, is_gap
@@ -110,8 +113,9 @@ class Reconciler:
             for box in list(machine.boxes.values()):
                 for origin in list(box.origins):
                     self._settle_line(box, origin)
-                for line in list(box.moves.values()):
-                    self._settle_unknown_line(box, line)
+                    self._settle_outputs(box, origin)
+                for outbox in planned_outboxes(box):
+                    self._settle_unknown_line(box, outbox)
         return self._corrections
 
     # -- helpers
@@ -390,8 +394,27 @@ class Reconciler:
             # The source has dropped records that never arrived here.
             self._lose_moves(dest, origin, origin_state, done_position, source.generation)
 
-    def _settle_unknown_line(self, source: Box, line: MoveQueue) -> None:
-        """Report moves as lost if the destination does not know the line and the source has dropped them."""
+    def _settle_outputs(self, dest: Box, origin: str) -> None:
+        """Compare outputs of a queue with the position that their box has."""
+        name, origin_state = source_of_outputs(origin), dest.origins[origin]
+        if name is None or origin_state.position == NOT_KNOWN or dest.is_memory:
+            return
+        source = self._machines[self._owner_of(name.box)].generations.get(name.generation)
+        if source is None or source.is_memory:
+            return
+        outputs = None if source.outputs is None else source.outputs.queues.get(dest.name)
+        if outputs is not None and origin_state.position < outputs.log_position.position:
+            self._lose_moves(dest, origin, origin_state, outputs.log_position.position, source.generation)
+        elif source.outputs is None or origin_state.position > source.outputs.last_position:
+            # The box has outputs of acks that the source does not know: their positions are used.
+            position = origin_state.position
+            self._change(
+                source, changes.OutputsDelivered(source.generation, dest.name, position, self._now_ms)
+            )
+
+    def _settle_unknown_line(self, source: Box, line: PlannedOutbox) -> None:
+        """Report moves and outputs as lost if the destination does not know the line and the source has
+        dropped them."""
         dest = self._box(line.dest)
         if source.is_memory or not line.log_position.position or dest is None or dest.is_memory:
             return

@@ -84,6 +84,8 @@ _KINDS: dict[type[Any], int] = {
     changes.GroupDeleted: 37,
     changes.MovesPlanned: 38,
     changes.MovesDone: 39,
+    changes.OutputsPlanned: 41,
+    changes.OutputsDelivered: 42,
     changes.TxnHeld: 50,
     changes.TxnCommitted: 51,
     changes.TxnDropped: 52,

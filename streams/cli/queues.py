@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import click
 
@@ -87,12 +88,46 @@ def _settle(
 @_seqs
 @_node
 @_leases
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="BOX=JSON",
+    help="Append this record to BOX, exactly once; acks all jobs or none. May be repeated.",
+)
+@click.option("--key", help="Idempotency key of an ack with outputs (default: random).")
 @server_options
 def ack(
-    target: ServerTarget, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]
+    target: ServerTarget,
+    queue: str,
+    seqs: tuple[int, ...],
+    node: str,
+    lease_ids: tuple[str, ...],
+    outputs: tuple[str, ...],
+    key: str | None,
 ) -> None:
     """Acknowledge jobs: they are done, and leave the queue."""
-    _settle(target, queue, "ack", node, seqs, lease_ids)
+    more: dict[str, Any] = {}
+    if outputs:
+        more = {"outputs": _outputs(outputs), "idempotency_key": key or uuid4().hex}
+    _settle(target, queue, "ack", node, seqs, lease_ids, **more)
+
+
+def _outputs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """The outputs of an ack, from BOX=JSON."""
+    import msgspec
+
+    outputs: dict[str, dict[str, list[Any]]] = {}
+    for text in texts:
+        box, equals, data = text.partition("=")
+        try:
+            record = {"data": msgspec.json.decode(data, type=msgspec.Raw)}
+        except msgspec.DecodeError:
+            equals = ""
+        if not (box and equals):
+            raise output.Refusal(f"--output {text!r}: write BOX=JSON, such as invoices='{{\"order\":7}}'")
+        outputs.setdefault(box, {"records": []})["records"].append(record)
+    return outputs
 
 
 @example("streams queue nack jobs 1 --node w1 --delay 1m")

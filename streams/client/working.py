@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from streams.client.answers import Job
+from streams.client.answers import Entry, Job
 
 AsyncHandler = Callable[[Job], Awaitable[object]]
 Handler = Callable[[Job], object]
 
 #: A job that fails again and again comes back after 1, 2, 4, … s, and at least every 5 minutes.
 DELAY_MS_FIRST, DELAY_MS_MAX = 1_000, 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutputs:
+    """Return it from a handler to ack the job with outputs: entries by box, as for `Queue.ack`."""
+
+    outputs: Mapping[str, Sequence[Entry | Any]]
 
 
 class Nack(Exception):

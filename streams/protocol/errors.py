@@ -216,6 +216,12 @@ class UnsupportedMediaType(Refused):
     code = "unsupported_media_type"
 
 
+class LeaseLost(Refused):
+    """Jobs that were to be acked with outputs are not leased to the worker any more."""
+
+    code = "lease_lost"
+
+
 class BoxFull(Refused):
     """The box is full and set to refuse what does not fit."""
 

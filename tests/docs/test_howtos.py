@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
 def test_sharing_jobs_and_committing_groups_work_as_typed(server: Server, tmp_path: Path) -> None:
     page = (HOWTO / "share-jobs.md").read_text()
     blocks = BLOCK.findall(page)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     found = statuses(run("".join(blocks[:2]), server, tmp_path))
     with Client(server.url) as client:
         queue = client.queue("jobs")
@@ -64,6 +64,16 @@ def test_sharing_jobs_and_committing_groups_work_as_typed(server: Server, tmp_pa
     found += statuses(run("".join(blocks[2:]), server, tmp_path))
     assert len(found) == "".join(blocks).count("curl ")
     assert all(status in ("200", "201") for status in found), found
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with Client(server.url) as client:
+        assert client.queue("payments").config().type == "queue"
+        client.queue("payments").append({"charge": 2_000, "order": 8}, ordering_key="customer-1")
+        exec(program.replace("http://localhost:4000", server.url), {})
+        cancelled, shipments = client.box("orders.cancelled"), client.box("shipments")
+        eventually(lambda: cancelled.exists() and shipments.exists())
+        assert [each.data for each in cancelled.read()] == [{"charge": 2_000, "order": 8}]
+        assert [each.data for each in shipments.read()] == [{"order": 7}]
+        assert [each.data for each in client.box("orders.log").read()] == ["order 7 accepted"]
     (stream,) = re.findall(r"`curl -N '(localhost:4000[^']*)'`", page)
     ran = run(f"curl -N -m 1 '{stream}' || true", server, tmp_path)
     assert "event: job" in ran.stdout and statuses(ran) == ["200"]

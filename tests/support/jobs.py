@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from streams.protocol.messages import queues
-from tests.support.machines import Driver
+from tests.support.machines import Driver, columns
 
 
 class QueueDriver(Driver):
@@ -31,6 +31,24 @@ class QueueDriver(Driver):
 
     def ack(self, *seqs: int, node: str = "w", box: str = "b", **options: Any) -> Any:
         return self.ask(queues.Ack(box=box, node=node, seqs=list(seqs), **options))
+
+    def ack_with_outputs(
+        self, *seqs: int, key: str = "k", node: str = "w", box: str = "b", **outputs: Any
+    ) -> Any:
+        """`outputs` by box: a list of records."""
+        return self.ask(self.outputs_of(*seqs, key=key, node=node, box=box, **outputs))
+
+    @staticmethod
+    def outputs_of(
+        *seqs: int, key: str = "k", node: str = "w", box: str = "b", **outputs: Any
+    ) -> queues.AckWithOutputs:
+        return queues.AckWithOutputs(
+            box=box,
+            node=node,
+            seqs=list(seqs),
+            idempotency_key=key,
+            outputs=tuple((dest, columns(*records)) for dest, records in outputs.items()),
+        )
 
     def nack(self, *seqs: int, node: str = "w", box: str = "b", **options: Any) -> Any:
         return self.ask(queues.Nack(box=box, node=node, seqs=list(seqs), **options))

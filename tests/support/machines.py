@@ -480,6 +480,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "live": live_texts(machine, name),
             "groups": box.groups.facts(),
             "moves": [line.facts() for line in box.moves.values()],
+            "outputs": None if box.outputs is None else box.outputs.facts(),
         }
         if box.stream is not None:
             boxes[name]["stream"] = box.stream.facts()

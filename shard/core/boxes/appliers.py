@@ -83,8 +83,9 @@ class BoxAppliers:
         if box.facts(whole=True) == change.facts:
             return
         context.keys_kept -= len(box.keys)
-        for outbox in (*box.outboxes.values(), *box.moves.values()):
+        for outbox in box.outboxes.values():
             context.forwarding.close(outbox)
+        context.moves.close(box)
         box.restore_facts(change.facts)
         context.schedules.on_box_replaced(box)
         context.keys_kept += len(box.keys)

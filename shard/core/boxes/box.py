@@ -29,10 +29,11 @@ from shard.core.boxes.tags import Tags
 from shard.core.boxes.volatile import Volatile
 from shard.core.queues.move_queue import MoveQueue
 from shard.core.queues.new_jobs import job_fields_of
+from shard.core.queues.output_queue import Outputs
 from shard.core.queues.queue import Queue, QueueCopy
+from shard.core.routers import router_outbox
 from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outbox
-from shard.core.routers.router_outbox import RouterOutbox
 from shard.core.s2.stream import StreamState
 from shard.core.schedules.schedule import NO_SCHEDULES, Schedule
 from shard.core.transactions.unrendered import UnrenderedRows
@@ -77,6 +78,7 @@ class Box:
         "name",
         "origins",
         "outboxes",
+        "outputs",
         "queue",
         "reserved_seq",
         "schedules",
@@ -103,6 +105,8 @@ class Box:
         self.stream: StreamState | None = None
         #: Records that move to other boxes, by where they go and whether they are dead letters.
         self.moves: dict[tuple[str, bool], MoveQueue] = {}
+        #: Of a queue whose jobs were ever acked with outputs.
+        self.outputs: Outputs | None = None
         self.schedules: dict[str, Schedule] = NO_SCHEDULES
         self.fencing_token = ""
         self.keys = IdempotencyKeys()
@@ -275,7 +279,8 @@ class Box:
         """When this box is deleted for having been empty, or because its stream is being deleted, if ever."""
         if self.stream is not None and self.stream.gone_ms is not None:
             return self.stream.gone_ms
-        if not self.config.delete_on_empty_ms or not self.emptied_ms:
+        has_outputs = self.outputs is not None and self.outputs.pending_bytes > 0
+        if not self.config.delete_on_empty_ms or not self.emptied_ms or has_outputs:
             return None
         return self.emptied_ms + self.config.delete_on_empty_ms
 
@@ -566,13 +571,10 @@ class Box:
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
             groups=self.groups.facts() if is_full else [],
             moves=[line.facts() for line in self.moves.values()] if is_full else [],
+            outputs=self.outputs.facts() if is_full and self.outputs is not None else None,
             trims=[(hole.first_seq, hole.missed_count) for hole in log.holes if hole.missed_count],
             origins=[(name, *origin.restart(is_memory=not is_full)) for name, origin in self.origins.items()],
-            outboxes=[
-                (name, outbox.route, *outbox.log_position)
-                for name, outbox in self.outboxes.items()
-                if isinstance(outbox, RouterOutbox)
-            ],
+            outboxes=router_outbox.facts_of(self.outboxes),
             stream=None if self.stream is None else self.stream.facts(),
             schedules=[schedule.facts() for schedule in self.schedules.values()],
             shown=(log.visible_seq, log.visible_ts)
@@ -626,11 +628,7 @@ class Box:
             log.hydrate(UnrenderedRows.from_facts(self.generation, rows))
         log.records_awaited = log.count - sum(segment.count for segment in log.segments)
         self.origins = {each[0]: Origin(*each[1:]) for each in facts.origins}
-        self.outboxes = {}
-        for name, route, position, total in facts.outboxes:
-            self.outboxes[name] = RouterOutbox(
-                log=log, route=route, origin=name, generation=self.generation, position=position, total=total
-            )
+        self.outboxes = router_outbox.restore_outboxes(facts.outboxes, log, self.generation)
         self.groups = Groups()
         self.groups.restore(facts.groups)
         if self.queue is not None:
@@ -642,9 +640,9 @@ class Box:
             self.schedules = {each.schedule: Schedule(each) for each in facts.schedules}
         self.moves = {}
         for each in facts.moves:
-            self.new_line(each.dest, is_dead=each.is_dead, position=each.position).restore(each)
+            line = self.new_line(each.dest, is_dead=each.is_dead, position=each.position)
+            line.restore(each)
             if self.queue is not None:
-                for move in self.moves[each.dest, each.is_dead].moves.values():
-                    if move.seq:
-                        self.queue.mark_moving(move.seq, move.deliveries)
+                self.queue.mark_all_moving(line.moves.values())
+        self.outputs = Outputs.from_facts(self.name, self.generation, facts.outputs)
         self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)

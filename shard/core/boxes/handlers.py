@@ -115,9 +115,7 @@ class BoxHandlers:
             last_write_ts=log.visible_ts or None,
             last_read_ts=box.volatile.last_read_ms,
             fencing_token=box.fencing_token,
-            queue=queue_totals(box.queue, count, now_ms, self._context.wall_ms(now_ms))
-            if box.queue is not None
-            else None,
+            queue=queue_totals(box, count, now_ms, self._context.wall_ms(now_ms)),
         )
         return self._context.answer(box, reply, entries, box.floor_lsn)
 
@@ -166,7 +164,7 @@ class BoxHandlers:
             context.expire(box, now_ms, entries)
         box.check_conditions(command)
         if command.idempotency_key is not None and (command.account or context.keys_kept >= KEYS_MAX):
-            self._make_room_for_keys(command.account, now_ms)
+            make_room_for_keys(context, command.account, now_ms)
         change = box.plan_append(command, now_ms, context.wall_ms(now_ms))
         if command.account or context.quota is not None:
             context.require_room(command.account, change.batch.live_bytes, now_ms)
@@ -174,26 +172,6 @@ class BoxHandlers:
             context.log(creation, entries)
             box = context.generations[creation.generation]
         return context.append_batch(command, box, change, creation is not None, entries)
-
-    def _make_room_for_keys(self, account: str, now_ms: int) -> None:
-        """Drops lapsed idempotency keys at a limit; raises `Throttled` when none has lapsed."""
-        context = self._context
-        if context.keys_kept < KEYS_MAX:
-            try:
-                context.usage.require(account, "idempotency_keys")
-                return
-            except Throttled:
-                pass
-        context.keys_kept -= context.key_expiry.step(
-            context.generations, now_ms, context.on_keys_dropped, slack_ms=0
-        )
-        context.usage.require(account, "idempotency_keys")
-        if context.keys_kept >= KEYS_MAX:
-            raise Throttled(
-                f"this shard remembers {context.keys_kept} idempotency keys, which is its limit; retry when "
-                "older keys have lapsed, or set a shorter idempotency_window_ms on the boxes that use many",
-                limit="idempotency_keys",
-            )
 
     def _diff(self, command: commands.ReadBox, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)
@@ -303,4 +281,24 @@ class BoxHandlers:
     def _exchange_use(self, command: ExchangeUse, now_ms: int, entries: LogEntries) -> Outcome:
         return Outcome(
             entries, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere))
+        )
+
+
+def make_room_for_keys(context: Context, account: str, now_ms: int) -> None:
+    """Drops lapsed idempotency keys at a limit; raises `Throttled` when none has lapsed."""
+    if context.keys_kept < KEYS_MAX:
+        try:
+            context.usage.require(account, "idempotency_keys")
+            return
+        except Throttled:
+            pass
+    context.keys_kept -= context.key_expiry.step(
+        context.generations, now_ms, context.on_keys_dropped, slack_ms=0
+    )
+    context.usage.require(account, "idempotency_keys")
+    if context.keys_kept >= KEYS_MAX:
+        raise Throttled(
+            f"this shard remembers {context.keys_kept} idempotency keys, which is its limit; retry when "
+            "older keys have lapsed, or set a shorter idempotency_window_ms on the boxes that use many",
+            limit="idempotency_keys",
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from shard.core.boxes.box import Box
 from shard.core.boxes.box_ordering import BoxOrderings, lag_of
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome, reply_after
-from shard.core.queues.queue import Queue
 from streams.protocol.messages import commands
 from streams.protocol.messages.replies import QueueTotals
 from streams.protocol.model.boxes import DURABLE
@@ -92,13 +94,18 @@ class BoxListing:
             last_write_ts=log.visible_ts or None,
             lag=lag_of(box),
             rate=context.box_rates.rate_of(box.generation, now_ms),
-            queue=queue_totals(box.queue, count, now_ms, context.wall_ms(now_ms))
-            if box.queue is not None
-            else None,
+            queue=queue_totals(box, count, now_ms, context.wall_ms(now_ms)),
         )
 
 
-def queue_totals(queue: Queue, count: int, now_ms: int, wall_ms: int) -> QueueTotals:
-    """`ready`, `in_flight` and `delayed` make up `count`."""
+def queue_totals(box: Box, count: int, now_ms: int, wall_ms: int) -> QueueTotals | None:
+    """Return the totals of a queue; None for a log. `ready`, `in_flight` and `delayed` make up `count`."""
+    queue = box.queue
+    if queue is None:
+        return None
     queue.advance(now_ms, wall_ms)
-    return QueueTotals(queue.ready(count), queue.in_flight, queue.delayed_count, queue.dead_lettered)
+    totals = QueueTotals(queue.ready(count), queue.in_flight, queue.delayed_count, queue.dead_lettered)
+    if box.outputs is None:
+        return totals
+    outputs_error = box.outputs.last_error or UNSET
+    return replace(totals, outputs_pending=box.outputs.pending_count, outputs_error=outputs_error)

@@ -84,9 +84,7 @@ def settle_rest(box: Box) -> None:
         # The change that moved `fresh_seq` may be lost; without it, each job without an entry is fresh.
         box.queue.restore(msgspec.structs.replace(facts, fresh_seq=0, jobs=jobs))
         for line in box.moves.values():
-            for move in line.moves.values():
-                if log.is_live(move.seq):
-                    box.queue.mark_moving(move.seq, move.deliveries)
+            box.queue.mark_all_moving(move for move in line.moves.values() if log.is_live(move.seq))
         box.queue.drop_before(log.earliest_seq)
     if box.stream is not None:
         box.stream.cut_after(log.head_seq)
@@ -205,6 +203,6 @@ def fit_change(change: Change, box: Box) -> Change:
         cut_bytes = log.measure_before(change.before_seq) if change.before_seq else 0
         sizes = log.measure_seqs(change.seqs) if change.seqs else ()
         return replace(change, cut_bytes=cut_bytes, sizes=sizes, groups=())
-    if isinstance(change, changes.MovesDone):
+    if isinstance(change, changes.MovesDone | changes.OutputsPlanned):
         return replace(change, sizes=log.measure_seqs(BitMap64(change.seqs)))
     return change

@@ -252,6 +252,7 @@ class Uploading:
             return
         batch = getattr(change, "batch", None)
         size = _CHANGE_BYTES + (len(batch.blob) if batch is not None else 0)
+        size += sum(len(content) for _, content in getattr(change, "outputs", ()))
         self._pending.append(Pending(lsn, change, size))
         self.pending_bytes += size
         if self.pending_bytes > 2 * self.backlog_bytes_max or len(self._pending) > 2 * PENDING_MAX:

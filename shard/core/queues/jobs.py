@@ -138,7 +138,7 @@ class Jobs:
             else []
             for claim, read in zip(claims, texts, strict=True)
         ]
-        ready, _ = self._totals(box, queue)
+        ready, _ = self.totals(box, queue)
         if config.rate_per_s:
             delivered_count = sum(map(len, jobs_of_claims))
             is_limited = ready > 0 and delivered_count == count < jobs_wanted
@@ -152,7 +152,7 @@ class Jobs:
     def _serve_nothing(
         self, box: Box, queue: Queue, claims: Sequence[queues.Claim]
     ) -> list[queues.ClaimResult]:
-        ready, _ = self._totals(box, queue)
+        ready, _ = self.totals(box, queue)
         return [
             queues.ClaimResult(box.name, [], ready, claim.holder > 0, True, _tells_of_pause(box, claim))
             for claim in claims
@@ -277,7 +277,7 @@ class Jobs:
 
     def _ack(self, command: queues.Ack, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self.queue_of(command.box, now_ms, entries)
-        leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
+        leased_seqs, skipped_seqs = self.split_by_lease(queue, command, now_ms)
         jobs = [queue.jobs[seq] for seq in leased_seqs]
         frees_room = any(job.holder or job.key for job in jobs)
         if leased_seqs:
@@ -286,13 +286,13 @@ class Jobs:
             self._context.stage(
                 changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, entries
             )
-        reply = queues.AckReply(box.name, len(leased_seqs), skipped_seqs, *self._totals(box, queue))
+        reply = queues.AckReply(box.name, len(leased_seqs), skipped_seqs, *self.totals(box, queue))
         outcome = self._context.answer(box, reply, entries, box.floor_lsn)
         return outcome._replace(wakes=(box.name,)) if frees_room else outcome
 
     def _nack(self, command: queues.Nack, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self.queue_of(command.box, now_ms, entries)
-        leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
+        leased_seqs, skipped_seqs = self.split_by_lease(queue, command, now_ms)
         lsn = 0
         if leased_seqs:
             delays_ms = (
@@ -302,13 +302,13 @@ class Jobs:
             )
             times = [now_ms + delay_ms if delay_ms else 0 for delay_ms in delays_ms]
             lsn = self._return(box, queue, leased_seqs, times, now_ms, entries, command.error)
-        reply = queues.NackReply(box.name, len(leased_seqs), skipped_seqs, *self._totals(box, queue))
+        reply = queues.NackReply(box.name, len(leased_seqs), skipped_seqs, *self.totals(box, queue))
         outcome = self._context.answer(box, reply, entries, _lsn_to_await(box, lsn, skipped_seqs))
         return outcome._replace(wakes=(box.name,)) if leased_seqs else outcome
 
     def _extend(self, command: queues.Extend, now_ms: int, entries: LogEntries) -> Outcome:
         box, queue = self.queue_of(command.box, now_ms, entries)
-        leased_seqs, skipped_seqs = self._split_by_lease(queue, command, now_ms)
+        leased_seqs, skipped_seqs = self.split_by_lease(queue, command, now_ms)
         deadline_ms = now_ms + command.lease_ms
         lsn = 0
         if leased_seqs:
@@ -358,7 +358,7 @@ class Jobs:
         return lsn
 
     @staticmethod
-    def _split_by_lease(queue: Queue, command: queues.Ack, now_ms: int) -> tuple[list[int], list[int]]:
+    def split_by_lease(queue: Queue, command: queues.Ack, now_ms: int) -> tuple[list[int], list[int]]:
         """Return the command's jobs that its node has leased, each once, and the others."""
         leased_seqs: dict[int, None] = {}
         skipped_seqs: list[int] = []
@@ -386,7 +386,7 @@ class Jobs:
         return box, box.queue
 
     @staticmethod
-    def _totals(box: Box, queue: Queue) -> tuple[int, int]:
+    def totals(box: Box, queue: Queue) -> tuple[int, int]:
         return queue.ready(box.log.visible_totals()[0]), queue.in_flight
 
     def _stage_lease(

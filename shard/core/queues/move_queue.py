@@ -18,7 +18,9 @@ import msgspec
 from shard.core import changes
 from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import NotLoaded
-from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load, Outbox
+from shard.core.queues import output_queue
+from shard.core.queues.planned_outbox import PlannedOutbox
+from shard.core.routers.outbox import BATCH_BYTES_MAX, EXAMINE_MAX, Load
 from streams.protocol.messages.forwards import ForwardHead
 from streams.protocol.model.job_fields import JobFields, join
 from streams.protocol.model.records import JSON, Batch, metas_of, with_meta
@@ -33,8 +35,9 @@ _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
 def is_move(origin: str) -> bool:
-    """Return True if copies of this origin replace their originals. The name of a router has no space."""
-    return origin.startswith((_DEAD, _BACK))
+    """Return True if the source drops what has arrived: moves and outputs. The name of a router has no
+    space."""
+    return origin.startswith((_DEAD, _BACK, output_queue.PREFIX))
 
 
 class Move(NamedTuple):
@@ -89,13 +92,10 @@ def letters_in(batch: Batch, runs: Sequence[tuple[int, int]]) -> list[Letter]:
     return letters
 
 
-class MoveQueue(Outbox):
-    """The moves from one box to another. `moves` and `last_position` are logged, as `log_position` is;
-    `sendable_position` is volatile."""
+class MoveQueue(PlannedOutbox):
+    """The moves from one box to another. `moves` are logged."""
 
-    __slots__ = ("_log", "_source", "is_dead", "last_position", "moves", "sendable_position")
-
-    is_move_queue = True
+    __slots__ = ("_log", "is_dead", "moves")
 
     def __init__(
         self, *, source: str, generation: int, log: BoxLog, dest: str, is_dead: bool, position: int = 0
@@ -112,19 +112,6 @@ class MoveQueue(Outbox):
         self.is_dead = is_dead
         #: By position: all above `logged.position`.
         self.moves: dict[int, Move] = {}
-        #: The last position assigned, and the last whose plan is durable, so that it may be sent.
-        self.last_position = self.sendable_position = position
-
-    @property
-    def may_send(self) -> bool:
-        """Return True if no batch is in flight and the outbox may send.
-
-        A destination without this origin starts at the first batch that arrives. An earlier batch that
-        arrives after it would count as a repeat."""
-        return not self.in_flight and super().may_send
-
-    def unseen_count(self, upto: int = 0) -> int:
-        return max(0, self.sendable_position - self.seen_from)
 
     def look(self, after: int, records_max: int, upto: int = 0) -> Load:
         """Select the records after `after` and set their metadata. Positions without a record are skipped."""

@@ -33,7 +33,7 @@ Invariants (`check`)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from pyroaring import BitMap64
@@ -45,6 +45,7 @@ from shard.core.queues.delivery_rate import DeliveryRate
 from shard.core.queues.job import DELAYED, INCOMING, JOBS_AT_ONCE, LEASED, MOVING, READY, SCHEDULED, Job
 from shard.core.queues.job import QueueCopy as QueueCopy
 from shard.core.queues.job_index import JobIndex
+from shard.core.queues.move_queue import Move
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.job_fields import JobFields
 
@@ -368,6 +369,12 @@ class Queue(JobIndex):
                 state=MOVING,
             )
         )
+
+    def mark_all_moving(self, moves: Iterable[Move]) -> None:
+        """Mark the jobs of planned moves after a restore."""
+        for move in moves:
+            if move.seq:
+                self.mark_moving(move.seq, move.deliveries)
 
     def drop(self, seqs: BitMap64) -> None:
         """Drop the entries of deleted records. The cost is that of the smaller set, seqs or entries."""

@@ -27,7 +27,8 @@ from shard.core.context import Context
 from shard.core.durability import ReplyKind
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome, reply_after
-from shard.core.queues.move_queue import FROM, Move, MoveQueue
+from shard.core.queues.move_queue import FROM, Move
+from shard.core.queues.planned_outbox import PlannedOutbox
 from shard.core.routers.outbox import EXAMINE_MAX, Outboxes
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
@@ -42,10 +43,10 @@ class Moves:
         self._context = context
         self._outboxes = outboxes
         context.on_check(self.check)
-        #: Plans that are not durable yet, by lsn: (lsn, move queue, last position).
-        self._until_durable: deque[tuple[int, MoveQueue, int]] = deque()
+        #: Plans that are not durable yet, by lsn: (lsn, outbox, last position).
+        self._until_durable: deque[tuple[int, PlannedOutbox, int]] = deque()
         #: Plans of object boxes that are not in the object store yet.
-        self._until_uploaded: deque[tuple[int, MoveQueue, int]] = deque()
+        self._until_uploaded: deque[tuple[int, PlannedOutbox, int]] = deque()
         context.on_command(queues.RequireQueue, self._require_queue)
         context.on_command(queues.PlanRequeue, self._plan_requeue)
         context.on_command(queues.AwaitMoves, self._await)
@@ -125,26 +126,26 @@ class Moves:
         """Release the plans of object boxes up to `lsn`, which are in the store. Returns names to wake."""
         return [RELAY] if self._release(self._until_uploaded, lsn) else []
 
-    def _release(self, waiting: deque[tuple[int, MoveQueue, int]], lsn: int) -> bool:
+    def _release(self, waiting: deque[tuple[int, PlannedOutbox, int]], lsn: int) -> bool:
         can_send = False
         while waiting and waiting[0][0] <= lsn:
-            _, move_queue, position = waiting.popleft()
-            move_queue.sendable_position = position
-            can_send = self._outboxes.note((move_queue,)) or can_send
+            _, outbox, position = waiting.popleft()
+            outbox.sendable_position = position
+            can_send = self._outboxes.note((outbox,)) or can_send
         return can_send
 
     def delay_until_upload(self, box: Box, lsn: int) -> None:
-        """Send no moves of this box before `lsn` is in the store."""
-        for move_queue in box.moves.values():
-            move_queue.sendable_position = move_queue.log_position.position
-            self._until_uploaded.append((lsn, move_queue, move_queue.last_position))
+        """Send no moves and outputs of this box before `lsn` is in the store."""
+        for outbox in planned_outboxes(box):
+            outbox.sendable_position = outbox.log_position.position
+            self._until_uploaded.append((lsn, outbox, outbox.last_position))
 
     def note(self, box: Box) -> None:
-        self._outboxes.note(box.moves.values())
+        self._outboxes.note(planned_outboxes(box))
 
     def pause(self) -> None:
-        """Send no new moves and delete no moved records until `resume`. It is not logged: it ends with the
-        process at the latest."""
+        """Send no new moves and outputs, and drop none that have arrived, until `resume`. It is not logged:
+        it ends with the process at the latest."""
         self._outboxes.are_moves_paused = True
 
     def resume(self, now_ms: int, entries: LogEntries) -> list[str]:
@@ -153,17 +154,17 @@ class Moves:
         outboxes.are_moves_paused = False
         box_names: list[str] = []
         for box in list(self._context.boxes.values()):
-            for move_queue in box.moves.values():
-                change = move_queue.change_of_move(box.generation, now_ms)
+            for outbox in planned_outboxes(box):
+                change = outbox.change_of_move(box.generation, now_ms)
                 if change is not None:
                     self._context.stage(change, box, entries)
                     box_names.append(box.name)
-            outboxes.note(box.moves.values())
+            outboxes.note(planned_outboxes(box))
         return box_names
 
     def close(self, box: Box) -> None:
-        for move_queue in box.moves.values():
-            self._outboxes.close(move_queue)
+        for outbox in planned_outboxes(box):
+            self._outboxes.close(outbox)
 
     # -- applying
 
@@ -186,12 +187,16 @@ class Moves:
             for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
                 if seq:
                     box.queue.mark_moving(seq, deliveries)
+        self.on_plan(box, move_queue, lsn)
+
+    def on_plan(self, box: Box, outbox: PlannedOutbox, lsn: int) -> None:
+        """Send what was planned by the change at `lsn` when it is durable. 0 = the box is in memory."""
         if lsn:
             waiting = self._until_uploaded if box.is_object else self._until_durable
-            waiting.append((lsn, move_queue, move_queue.last_position))
+            waiting.append((lsn, outbox, outbox.last_position))
         else:
-            move_queue.sendable_position = move_queue.last_position
-            self._outboxes.note((move_queue,))
+            outbox.sendable_position = outbox.last_position
+            self._outboxes.note((outbox,))
 
     def _apply_arrival(self, change: changes.MovesDone, lsn: int) -> None:
         context = self._context
@@ -216,6 +221,12 @@ class Moves:
         for waiting in (self._until_durable, self._until_uploaded):
             lsns = [lsn for lsn, _, _ in waiting]
             assert lsns == sorted(lsns), "MOVES"
+
+
+def planned_outboxes(box: Box) -> list[PlannedOutbox]:
+    """Return the moves and outputs of a box."""
+    outputs = () if box.outputs is None else box.outputs.queues.values()
+    return [*box.moves.values(), *outputs]
 
 
 def _require_move_queue(change: changes.MovesDone, box: Box) -> None:

@@ -197,7 +197,7 @@ class Forwarding:
         outbox = self.outboxes.settle(report, now_ms)
         if outbox is not None:
             box = self._context.boxes[outbox.source]
-            is_paused = outbox.is_move_queue and self.outboxes.are_moves_paused
+            is_paused = outbox.is_planned and self.outboxes.are_moves_paused
             change = None if is_paused else outbox.change_of_move(box.generation, now_ms)
             if change is not None:
                 self._context.stage(change, box, entries)

@@ -135,8 +135,8 @@ class Outbox:
         "total",
     )
 
-    #: True if the source deletes the records that have arrived (`queues/record_moves.py`).
-    is_move_queue = False
+    #: True if the source drops what has arrived (`queues/planned_outbox.py`).
+    is_planned = False
 
     def __init__(
         self, *, source: str, origin: str, dest: str, generation: int, position: int, total: int = 0
@@ -308,7 +308,7 @@ class Outboxes:
         self._retries: list[tuple[int, int, Outbox]] = []
         self._order = itertools.count()
         self._relay_id = 0
-        #: True while a backup is taken: move queues send nothing.
+        #: True while a backup is taken: planned outboxes send nothing.
         self.are_moves_paused = False
         #: The lsn at which this process started; `shard_life` on the wire. Batch numbers restart with the
         #: process, so it tells a late reply to an earlier process from a reply to this one.
@@ -355,7 +355,7 @@ class Outboxes:
         return has_any
 
     def may_send(self, outbox: Outbox) -> bool:
-        return outbox.may_send and not (self.are_moves_paused and outbox.is_move_queue)
+        return outbox.may_send and not (self.are_moves_paused and outbox.is_planned)
 
     def close(self, outbox: Outbox) -> None:
         """Stop an outbox. Its batches in flight may still arrive; their replies are ignored."""

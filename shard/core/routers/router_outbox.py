@@ -10,6 +10,8 @@ Rules of the file
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.live_runs import RunCollector, walk_live_runs
 from shard.core.boxes.pages import runs_of
@@ -102,6 +104,28 @@ class RouterOutbox(Outbox):
             upto < last_seq,
             picker.job_fields(),
         )
+
+
+RouterFacts = tuple[str, Route, int, int]
+
+
+def facts_of(outboxes: Mapping[str, Outbox]) -> list[RouterFacts]:
+    """Return (origin, route, position, total) of the routers among these outboxes, for a snapshot."""
+    return [
+        (name, outbox.route, *outbox.log_position)
+        for name, outbox in outboxes.items()
+        if isinstance(outbox, RouterOutbox)
+    ]
+
+
+def restore_outboxes(facts: Iterable[RouterFacts], log: BoxLog, generation: int) -> dict[str, Outbox]:
+    """Return the outboxes of a snapshot."""
+    return {
+        name: RouterOutbox(
+            log=log, route=route, origin=name, generation=generation, position=position, total=total
+        )
+        for name, route, position, total in facts
+    }
 
 
 class _Picker(RunCollector):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
+
+import msgspec
 
 from streams.client import answers
 from streams.client._async.box import AsyncBox
 from streams.client._async.worker import AsyncWorker
-from streams.client.answers import Job
+from streams.client.answers import Entry, Job, encode_entries
 from streams.client.job_times import epoch_ms_of, millis_of
 from streams.client.options import BoxSettings
 from streams.client.retry import Retry
@@ -47,10 +50,27 @@ class AsyncQueue(AsyncBox):
             return list[Job](raw.claimed)
         return (await self.client.call("POST", path, replies.ClaimReply, body, retry=retry)).claimed
 
-    async def ack(self, node: str, jobs: Sequence[Job]) -> replies.AckReply:
+    async def ack(
+        self,
+        node: str,
+        jobs: Sequence[Job],
+        *,
+        outputs: Mapping[str, Iterable[Entry | Any]] | None = None,
+        idempotency_key: str | None = None,
+    ) -> replies.AckReply:
         """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
-        acked is among the skipped."""
-        return await self._settle("ack", replies.AckReply, node, jobs)
+        acked is among the skipped.
+
+        `outputs` are entries by box. Then all jobs are acked or none (`LeaseLost`), and each entry appears in
+        its box exactly once. A repeat has the same key, the caller's own or one that is made up."""
+        if outputs is None:
+            return await self._settle("ack", replies.AckReply, node, jobs)
+        records = {
+            box: {"records": [msgspec.Raw(entry) for entry in encode_entries(entries)]}
+            for box, entries in outputs.items()
+        }
+        key = idempotency_key or uuid.uuid4().hex
+        return await self._settle("ack", replies.AckReply, node, jobs, outputs=records, idempotency_key=key)
 
     async def nack(
         self, node: str, jobs: Sequence[Job], *, delay_ms: int | None = None, error: str | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from streams.client.answers import Job
 from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashield, asleep
 from streams.client.retry import FOREVER
-from streams.client.working import AsyncHandler, Nack, WorkerStatistics, delay_ms
+from streams.client.working import AsyncHandler, JobOutputs, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.replies import BoxState
 
@@ -33,9 +33,9 @@ _CONCURRENCY_MAX = 1000
 
 
 class AsyncWorker:
-    """`run` works until `stop`, then finishes what it has. A handler that returns acks its job; one that
-    raises gives it back, for a time that grows with its deliveries; `Nack` gives it back on purpose. Leases
-    are extended while handlers run."""
+    """`run` works until `stop`, then finishes what it has. A handler that returns acks its job, with outputs
+    if it returns `JobOutputs`; one that raises gives it back, for a time that grows with its deliveries;
+    `Nack` gives it back on purpose. Leases are extended while handlers run."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class AsyncWorker:
     async def _work(self, job: Job) -> None:
         try:
             try:
-                await self._handler(job)
+                result = await self._handler(job)
             except Nack as verdict:
                 await self._give_back(job, verdict.delay_ms, verdict.error)
                 self._count(returns=1)
@@ -145,15 +145,16 @@ class AsyncWorker:
                     await self._give_back(job, 0)
                 raise
             else:
-                await self._ack(job)
+                await self._ack(job, result)
         finally:
             with self._lock:
                 self._jobs.pop(job.seq, None)
             self._slot_bell.ring()
 
-    async def _ack(self, job: Job) -> None:
+    async def _ack(self, job: Job, result: object) -> None:
+        outputs = result.outputs if isinstance(result, JobOutputs) else None
         try:
-            reply = await self._queue.ack(self.node, [job])
+            reply = await self._queue.ack(self.node, [job], outputs=outputs)
         except StreamsError as error:
             log.error("job %d of %s was processed, but its ack failed: %s", job.seq, self._queue.name, error)
             self._count(losses=1)

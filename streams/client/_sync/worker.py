@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streams.client.answers import Job
 from streams.client.concurrency import Bell, Crew, Flag, shield, sleep
 from streams.client.retry import FOREVER
-from streams.client.working import Handler, Nack, WorkerStatistics, delay_ms
+from streams.client.working import Handler, JobOutputs, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.replies import BoxState
 
@@ -34,9 +34,9 @@ _CONCURRENCY_MAX = 1000
 
 
 class Worker:
-    """`run` works until `stop`, then finishes what it has. A handler that returns acks its job; one that
-    raises gives it back, for a time that grows with its deliveries; `Nack` gives it back on purpose. Leases
-    are extended while handlers run."""
+    """`run` works until `stop`, then finishes what it has. A handler that returns acks its job, with outputs
+    if it returns `JobOutputs`; one that raises gives it back, for a time that grows with its deliveries;
+    `Nack` gives it back on purpose. Leases are extended while handlers run."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Worker:
     def _work(self, job: Job) -> None:
         try:
             try:
-                self._handler(job)
+                result = self._handler(job)
             except Nack as verdict:
                 self._give_back(job, verdict.delay_ms, verdict.error)
                 self._count(returns=1)
@@ -146,15 +146,16 @@ class Worker:
                     self._give_back(job, 0)
                 raise
             else:
-                self._ack(job)
+                self._ack(job, result)
         finally:
             with self._lock:
                 self._jobs.pop(job.seq, None)
             self._slot_bell.ring()
 
-    def _ack(self, job: Job) -> None:
+    def _ack(self, job: Job, result: object) -> None:
+        outputs = result.outputs if isinstance(result, JobOutputs) else None
         try:
-            reply = self._queue.ack(self.node, [job])
+            reply = self._queue.ack(self.node, [job], outputs=outputs)
         except StreamsError as error:
             log.error("job %d of %s was processed, but its ack failed: %s", job.seq, self._queue.name, error)
             self._count(losses=1)

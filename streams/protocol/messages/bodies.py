@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from streams.protocol.messages.queues import SEQS_MAX
+from streams.protocol.messages.queues import OUTPUT_BOXES_MAX, SEQS_MAX
 from streams.protocol.model.boxes import NON_NEGATIVE_MAX, CatchUp
 from streams.protocol.model.names import BoxName
 from streams.protocol.payloads.appends import JOB_PRIORITY_MAX, AppendOptions
@@ -72,19 +72,37 @@ class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: _Count = 0
 
 
-class AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _SettleBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     node: _Node
     seqs: Annotated[list[_Count], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})]
     lease_ids: list[str] | None = None
 
 
-class NackBody(AckBody, forbid_unknown_fields=True, kw_only=True):
+class OutputBody(msgspec.Struct, forbid_unknown_fields=True):
+    records: Annotated[list[NewRecord], Meta(extra_json_schema={"minItems": 1})]
+
+
+class AckBody(_SettleBody, forbid_unknown_fields=True, kw_only=True):
+    """With `outputs`, all jobs are acked or none, and the records of each box appear there exactly once
+    (§24). `idempotency_key`, or the header, is required then."""
+
+    outputs: (
+        Annotated[
+            dict[BoxName, OutputBody],
+            Meta(extra_json_schema={"minProperties": 1, "maxProperties": OUTPUT_BOXES_MAX}),
+        ]
+        | None
+    ) = None
+    idempotency_key: str | None = None
+
+
+class NackBody(_SettleBody, forbid_unknown_fields=True, kw_only=True):
     delay_ms: _Count | None = None
     #: Longer than 4 KiB is cut.
     error: str | None = None
 
 
-class ExtendBody(AckBody, forbid_unknown_fields=True, kw_only=True):
+class ExtendBody(_SettleBody, forbid_unknown_fields=True, kw_only=True):
     lease_ms: _Count
 
 

@@ -76,6 +76,8 @@ INTERNAL: frozenset[int] = frozenset(
         wire.OP_REQUIRE_QUEUE,
         wire.OP_PLAN_REQUEUE,
         wire.OP_AWAIT_MOVES,
+        wire.OP_ACK_WITH_OUTPUTS,
+        wire.OP_CHECK_OUTPUT,
         wire.OP_PUT_SCHEDULE,
         wire.OP_FIND_SCHEDULE,
         wire.OP_LIST_SCHEDULES,

@@ -30,20 +30,32 @@ from streams.protocol.messages.queues import (
     ERROR_BYTES_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    OUTPUT_BOXES_MAX,
+    OUTPUT_RECORDS_MAX,
     REQUEUE_MAX,
     SEQS_MAX,
+    AckWithOutputs,
     GroupCommand,
     QueueCommand,
 )
 from streams.protocol.model.matches import Match, parse_match
 from streams.protocol.model.names import check_box_name, check_group_name, check_text
-from streams.protocol.payloads.appends import RecordLimits, check_seq, decode_json
+from streams.protocol.model.records import Columns
+from streams.protocol.payloads.appends import (
+    OutputRecords,
+    RecordLimits,
+    check_idempotency_key,
+    check_seq,
+    decode_json,
+    parse_output,
+)
 
 #: Ops that need a queue.
 QUEUE_OPS = frozenset(
     (
         wire.OP_CLAIM,
         wire.OP_ACK,
+        wire.OP_ACK_WITH_OUTPUTS,
         wire.OP_NACK,
         wire.OP_EXTEND,
         wire.OP_SET_PAUSED,
@@ -122,7 +134,7 @@ def _work_end(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Queu
     return queues.ReleaseHolder(head.box, claim.holder)
 
 
-def _check_settled(request: AckBody, limits: RecordLimits) -> None:
+def _check_settled(request: AckBody | NackBody | ExtendBody, limits: RecordLimits) -> None:
     _check_node(request.node, limits)
     if not 1 <= len(request.seqs) <= SEQS_MAX:
         raise InvalidRequest(
@@ -142,7 +154,85 @@ def _ack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueComm
     _no_query(head)
     request: AckBody = decode_json(_decode_ack, body or b"{}")
     _check_settled(request, limits)
+    if request.outputs is not None:
+        raise InvalidRequest(
+            "outputs: only HTTP takes them, and the field name must be written without escapes",
+            field="outputs",
+        )
+    if request.idempotency_key is not None:
+        raise InvalidRequest(
+            "idempotency_key: is for an ack with outputs; any other ack can be repeated without one",
+            field="idempotency_key",
+        )
     return queues.Ack(box=head.box, node=request.node, seqs=request.seqs, lease_ids=request.lease_ids)
+
+
+class _OutputsBody(AckBody, forbid_unknown_fields=True, kw_only=True):
+    """An `AckBody` whose records stay the bytes that came."""
+
+    outputs: dict[str, OutputRecords] | None = None  # type: ignore[assignment]
+
+
+_decode_outputs = msgspec.json.Decoder(_OutputsBody).decode
+
+
+def decode_ack_with_outputs(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> AckWithOutputs:
+    """Read by the gateway too, which asks the owners of the boxes. It puts what it learns into the query."""
+    check_box_name(head.box)
+    query = Query(head.query)
+    log_boxes = query.text("logs")
+    only_repeats = bool(query.flag("only_repeats", False))
+    query.reject_unknown()
+    request: _OutputsBody = decode_json(_decode_outputs, body or b"{}")
+    _check_settled(request, limits)
+    if len(set(request.seqs)) < len(request.seqs):
+        raise InvalidRequest("seqs: an ack with outputs names each job once", field="seqs")
+    outputs = request.outputs or {}
+    if not 1 <= len(outputs) <= OUTPUT_BOXES_MAX:
+        raise InvalidRequest(
+            f"outputs: has {len(outputs)} boxes, must have from 1 to {OUTPUT_BOXES_MAX}", field="outputs"
+        )
+    count = sum(len(output.records) for output in outputs.values())
+    if count > OUTPUT_RECORDS_MAX:
+        raise InvalidRequest(
+            f"outputs: has {count} records, at most {OUTPUT_RECORDS_MAX} are allowed", field="outputs"
+        )
+    key = request.idempotency_key or head.idempotency_key
+    if not key:
+        raise InvalidRequest(
+            "idempotency_key: is missing; an ack with outputs needs one, so that it can be repeated",
+            field="idempotency_key",
+        )
+    return AckWithOutputs(
+        box=head.box,
+        node=request.node,
+        seqs=request.seqs,
+        lease_ids=request.lease_ids,
+        idempotency_key=check_idempotency_key(key),
+        outputs=tuple((box, _parse_output(box, output, limits)) for box, output in outputs.items()),
+        log_boxes=frozenset(log_boxes.split(",") if log_boxes else ()),
+        only_repeats=only_repeats,
+        account=head.account,
+    )
+
+
+def _parse_output(box: str, output: OutputRecords, limits: RecordLimits) -> Columns:
+    check_box_name(box, "outputs")
+    size = sum(len(record.data) + len(record.meta) for record in output.records)
+    try:
+        return parse_output(output, size, limits)
+    except InvalidRequest as error:
+        message = error.message.replace("records", f"outputs.{box}.records", 1)
+        raise InvalidRequest(message, field=error.detail.get("field", "outputs")) from None
+
+
+def _check_output(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    query = Query(head.query)
+    size, record_bytes = query.number("bytes") or 0, query.number("record_bytes") or 0
+    query.reject_unknown()
+    return queues.CheckOutput(
+        box=check_box_name(head.box), bytes=size, record_bytes=record_bytes, account=head.account
+    )
 
 
 def _cut_error(error: str) -> str:
@@ -294,6 +384,8 @@ def _list_groups(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> G
 DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueCommand | GroupCommand]] = {
     wire.OP_CLAIM: _claim,
     wire.OP_ACK: _ack,
+    wire.OP_ACK_WITH_OUTPUTS: decode_ack_with_outputs,
+    wire.OP_CHECK_OUTPUT: _check_output,
     wire.OP_NACK: _nack,
     wire.OP_EXTEND: _extend,
     wire.OP_SET_PAUSED: _set_paused,
@@ -348,6 +440,7 @@ ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.RescheduleReply: _encode,
     queues.ReprioritizeReply: _encode,
     queues.ReleaseHolderReply: _encode,
+    queues.CheckOutputReply: _encode,
     queues.RequireQueueReply: _encode,
     queues.PlanRequeueReply: _encode,
     queues.AwaitMovesReply: _encode,

@@ -15,6 +15,7 @@ from streams.protocol.messages.replies import ReprioritizeReply as ReprioritizeR
 from streams.protocol.messages.replies import RescheduleReply as RescheduleReply
 from streams.protocol.model.boxes import DELAY_MS_MAX as DELAY_MS_MAX
 from streams.protocol.model.matches import Match
+from streams.protocol.model.records import Columns
 
 CLAIM_JOBS_MAX = 1000
 SEQS_MAX = 1000
@@ -22,6 +23,8 @@ LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 #: A longer error is cut.
 ERROR_BYTES_MAX = 4096
 REQUEUE_MAX = 1000
+#: Of an ack with outputs: boxes, records, and bytes of its body.
+OUTPUT_BOXES_MAX, OUTPUT_RECORDS_MAX, OUTPUT_BYTES_MAX = 8, 1000, 8 << 20
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,29 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     seqs: list[int]
     #: One for each of `seqs`.
     lease_ids: list[str] | None = None
+
+
+class AckWithOutputs(Ack, frozen=True, kw_only=True):
+    """Acks all of the jobs or none, together with records for other boxes."""
+
+    idempotency_key: str
+    outputs: tuple[tuple[str, Columns], ...]
+    #: Those of the boxes that are logs: their records cannot wait for a time.
+    log_boxes: frozenset[str] = frozenset()
+    #: True if only a repeat of an earlier ack is to be answered.
+    only_repeats: bool = False
+    #: The key whose limits count, if it has some.
+    account: str = ""
+
+
+class CheckOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Fails if the box would refuse such outputs for good. It need not exist."""
+
+    box: str
+    #: Of all records, and of the largest one.
+    bytes: int
+    record_bytes: int
+    account: str = ""
 
 
 class Nack(Ack, frozen=True, kw_only=True):
@@ -117,6 +143,11 @@ class AwaitMoves(msgspec.Struct, frozen=True):
     to: str
     position: int
     wait_ms: int = 0
+
+
+class CheckOutputReply(msgspec.Struct, frozen=True):
+    box: str
+    is_queue: bool
 
 
 class RequireQueueReply(msgspec.Struct, frozen=True):
@@ -196,6 +227,8 @@ QueueCommand = (
     Claim
     | BatchClaim
     | Ack
+    | AckWithOutputs
+    | CheckOutput
     | Nack
     | Extend
     | SetPaused
@@ -216,6 +249,7 @@ QueueReply = (
     | RescheduleReply
     | ReprioritizeReply
     | ReleaseHolderReply
+    | CheckOutputReply
     | RequireQueueReply
     | PlanRequeueReply
     | AwaitMovesReply

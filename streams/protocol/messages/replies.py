@@ -51,12 +51,15 @@ class PutBoxReply(msgspec.Struct, frozen=True):
 
 
 class QueueTotals(msgspec.Struct, frozen=True):
-    """Jobs of a queue."""
+    """Jobs of a queue, and the outputs of acked ones that are not in their boxes yet. `outputs_error` says
+    why they are held back."""
 
     ready: Count
     in_flight: Count
     delayed: Count
     dead_lettered: Count
+    outputs_pending: Count = 0
+    outputs_error: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class BoxState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -237,13 +240,15 @@ class ClaimReply(msgspec.Struct, frozen=True):
 
 
 class AckReply(msgspec.Struct, frozen=True):
-    """`skipped` are seqs that are not the worker's any more."""
+    """`skipped` are seqs that are not the worker's any more. `deduped`, of an ack with outputs, is true if an
+    earlier attempt with the same key had acked them."""
 
     box: BoxName
     acked: Count
     skipped: list[Seq]
     ready: Count
     in_flight: Count
+    deduped: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class NackReply(msgspec.Struct, frozen=True):

@@ -202,6 +202,21 @@ def parse_append_lines(body: bytes, node: str | None, limits: RecordLimits) -> C
     return columns
 
 
+class OutputRecords(msgspec.Struct, forbid_unknown_fields=True):
+    """The outputs of an ack for one box."""
+
+    records: list[_FullRecord]
+
+
+def parse_output(output: OutputRecords, body_bytes: int, limits: RecordLimits) -> Columns:
+    """Check the outputs for one box. They get the time of their arrival, so `ts` is an error."""
+    columns = _full_columns(output.records)
+    _check_columns(columns, [record.tag for record in output.records], body_bytes, None, limits)
+    if columns.times is not None:
+        raise InvalidRequest("records: outputs get the time of their arrival; leave ts out", field="ts")
+    return columns
+
+
 def check_seq(value: int, field: str) -> int:
     if value > SEQ_MAX:
         raise InvalidRequest(f"{field}: {value} is larger than the largest possible seq", field=field)

@@ -1,0 +1,37 @@
+"""An outbox whose records are planned: each gets its position in a logged change before a copy is sent.
+
+`move_queue.py` moves records of the box, `output_queue.py` sends the outputs of acked jobs. Both drop what
+has arrived, so the position of the destination is logged each time.
+
+    log_position               sendable_position            last_position
+         ▼                            ▼                           ▼
+   · · · |■■■■ durable: may be sent ■■|░░ planned, not durable yet ░░|
+"""
+
+from __future__ import annotations
+
+from shard.core.routers.outbox import Outbox
+
+
+class PlannedOutbox(Outbox):
+    """`last_position` is logged, as `log_position` is; `sendable_position` is volatile."""
+
+    __slots__ = ("last_position", "sendable_position")
+
+    is_planned = True
+
+    def __init__(self, *, source: str, origin: str, dest: str, generation: int, position: int) -> None:
+        super().__init__(source=source, origin=origin, dest=dest, generation=generation, position=position)
+        #: The last position assigned, and the last whose plan is durable, so that it may be sent.
+        self.last_position = self.sendable_position = position
+
+    @property
+    def may_send(self) -> bool:
+        """Return True if no batch is in flight and the outbox may send.
+
+        A destination without this origin starts at the first batch that arrives. An earlier batch that
+        arrives after it would count as a repeat."""
+        return not self.in_flight and super().may_send
+
+    def unseen_count(self, upto: int = 0) -> int:
+        return max(0, self.sendable_position - self.seen_from)
