@@ -110,11 +110,12 @@ class BoxPage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeleteBoxReply(msgspec.Struct, frozen=True):
-    """A shard puts origins of routers (`routers.py`) into the list; a gateway removes these, shows names."""
+    """The box, and the routers and schedules that were deleted with it."""
 
     box: BoxName
     deleted: bool
     schedules_removed: list[ScheduleName]
+    #: A shard puts origins of routers into this list, and a gateway replaces them with names.
     routers_removed: list[RouterName]
 
 
