@@ -98,6 +98,7 @@ docs: .venv/.dev ## Write the generated reference pages and the list of messages
 	$(BIN)/python -m tests.support.client_page > docs/reference/client.md
 	$(BIN)/python -m tests.support.errors_page > docs/reference/errors.md
 	$(BIN)/python -m tests.support.routes_page > docs/reference/routes.md
+	$(BIN)/python -m tests.support.readme_page
 	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.spark_page
 	$(BIN)/python -m tests.support.messages > tests/docs/golden/messages.txt

@@ -1,4 +1,4 @@
-"""Every line of the README's walk works as typed, and answers what the README shows.
+"""The program and every line of the walk of the README work as typed, and answer what the README shows.
 
 Method: blocks marked ```sh walk are run by bash, in order, against a real server whose port takes the place
 of 4000. The ```json block after one shows the fields that matter: each must be in the answer, as shown.
@@ -6,13 +6,19 @@ of 4000. The ```json block after one shows the fields that matter: each must be 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from streams.testing import running_server
+from tests.support import readme_page
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -45,6 +51,18 @@ def test_each_step_of_the_walk_answers_what_is_shown() -> None:
             check_shown(json.loads(shown), json.loads(ran.stdout), where=command.strip())
 
 
+def test_the_program_prints_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((program, shown),) = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", README, re.DOTALL)
+    with running_server(shards=2) as server, contextlib.redirect_stdout(io.StringIO()) as printed:
+        monkeypatch.setenv("STREAMS_URL", server.url)
+        exec(compile(program, "README.md", "exec"), {})
+    assert printed.getvalue() == shown
+
+
+def test_its_numbers_and_its_table_are_those_of_their_pages() -> None:
+    assert readme_page.page(README) == README, "run `make docs`"
+
+
 def test_no_step_needs_a_header() -> None:
     assert not re.search(r"curl[^\n]* (-H|--header)", README)
 
@@ -52,6 +70,14 @@ def test_no_step_needs_a_header() -> None:
 def test_pages_it_points_to_exist() -> None:
     for page in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / page).exists(), page
+
+
+def test_the_readme_of_the_package_has_no_link_that_a_package_index_cannot_follow() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text = README
+    for each in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    assert re.findall(r"\]\((?!https?:)", text) == [] and "First steps with the" in text
 
 
 def test_make_targets_it_names_exist() -> None:
