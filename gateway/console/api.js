@@ -39,7 +39,8 @@ async function request(path, options) {
   return answer;
 }
 
-// Numbers keep their digits (1.0, 1e400, twenty of them) where the browser can tell them.
+// Numbers keep their digits (1.0, 1e400, twenty of them) where the browser can tell them. They are objects then, for
+// data of records that is shown as JSON; numbers that pages calculate with or show come from plain parsing.
 function exact(name, value, context) {
   const isOther = typeof value === "number" && context?.source !== undefined && String(value) !== context.source;
   return isOther && JSON.rawJSON ? JSON.rawJSON(context.source) : value;
@@ -56,19 +57,19 @@ export async function get(path, query, signal, more) {
 }
 
 // `body` is a value, or text: what somebody typed goes out as it is, with all its digits.
-export async function send(method, path, body, signal, more) {
+export async function send(method, path, body, signal, more, parse = JSON.parse) {
   const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   const type = text === undefined ? {} : { "Content-Type": "application/json" };
   const answer = await request(path, { method, headers: headers({ ...type, ...more }), body: text, signal });
   const reply = await answer.text();
-  return reply ? parseExact(reply) : {};
+  return reply ? parse(reply) : {};
 }
 
 export const box = (name, rest = "") => `/v0/boxes/${encodeURIComponent(name)}${rest}`;
 export const router = (name) => `/v0/routers/${encodeURIComponent(name)}`;
 
 // Reads records without counting as a reader. Numbers in `data` keep their digits.
-export const diff = (name, body, signal) => send("POST", box(name, "/diff"), { ...body, touch: false }, signal);
+export const diff = (name, body, signal) => send("POST", box(name, "/diff"), { ...body, touch: false }, signal, {}, parseExact);
 
 // The whole answer of any request, for the API explorer.
 export async function raw(method, path, body, more) {

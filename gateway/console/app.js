@@ -129,12 +129,14 @@ function App() {
   useEffect(() => {
     const moved = () => setHere((old) => {
       const next = place();
-      if (old.page !== next.page || old.name !== next.name || old.tab !== next.tab) main.current?.focus();
+      if (old.hash === next.hash) return old;
+      if (old.page !== next.page || old.name !== next.name || old.tab !== next.tab) { main.current?.focus({ preventScroll: true }); scrollTo(0, 0); }
       return next;
     });
     const need = (event) => setAsking((old) => old ?? event.detail);
     addEventListener("hashchange", moved);
     addEventListener("need-key", need);
+    moved(); // the address may have changed before this was listening
     return () => { removeEventListener("hashchange", moved); removeEventListener("need-key", need); };
   }, []);
   const isBox = here.page === "boxes" && here.name;

@@ -3,7 +3,7 @@
 import { JsonTree, html, useState } from "./ui.js";
 
 const bytesOf = (base64) => Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
-const textOf = (bytes) => new TextDecoder("utf-8", { fatal: false }).decode(bytes);
+const decoded = (bytes) => new TextDecoder("utf-8", { fatal: false }).decode(bytes);
 
 function hex(bytes) {
   const lines = [];
@@ -23,9 +23,15 @@ function body(record) {
   }
 }
 
+// The body of an S2 record as text.
+export const textOf = (record) => decoded(body(record));
+
+// The data of a record as a value: of an S2 record, its body if that is JSON.
+export const valueOf = (record, isStream) => (isStream ? parsed(textOf(record))?.value : record.data);
+
 // The record in one line of text.
 export function payload(record, isStream) {
-  const text = isStream ? textOf(body(record)) : JSON.stringify(record.data);
+  const text = isStream ? textOf(record) : JSON.stringify(record.data);
   return { line: text === undefined ? "" : text.length > 400 ? `${text.slice(0, 400)}…` : text };
 }
 
@@ -35,7 +41,7 @@ function parsed(text) {
 
 export function PayloadView({ record, isStream }) {
   const bytes = isStream ? body(record) : null;
-  const text = isStream ? textOf(bytes) : JSON.stringify(record.data, null, 2);
+  const text = isStream ? decoded(bytes) : JSON.stringify(record.data, null, 2);
   const json = isStream ? parsed(text) : { value: record.data };
   const views = [...(json ? ["Tree"] : []), isStream ? "Text" : "Raw", ...(isStream ? ["Hex"] : [])];
   const [view, setView] = useState(views[0]);
@@ -44,5 +50,5 @@ export function PayloadView({ record, isStream }) {
     ${view === "Tree" && html`<div class="code"><${JsonTree} value=${json.value} /></div>`}
     ${(view === "Raw" || view === "Text") && html`<pre class="code" tabindex="0">${text}</pre>`}
     ${view === "Hex" && html`<pre class="code" tabindex="0">${hex(bytes)}</pre>`}
-    ${headers && headers.length ? html`<div class="label">Headers</div><pre class="code" tabindex="0">${headers.map((pair) => pair.map((each) => textOf(bytesOf(each))).join(": ")).join("\n")}</pre>` : null}`;
+    ${headers && headers.length ? html`<div class="label">Headers</div><pre class="code" tabindex="0">${headers.map((pair) => pair.map((each) => decoded(bytesOf(each))).join(": ")).join("\n")}</pre>` : null}`;
 }

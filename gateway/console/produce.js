@@ -1,6 +1,6 @@
 // Appends records: one or a batch, checked before they are sent; a record can be copied here and edited.
 
-import { box, get, hasField, send } from "./api.js";
+import { box, diff, hasField, parseExact, send } from "./api.js";
 import { asCurl } from "./records.js";
 import { Badge, Copy, Problem, boxPath, count, html, useEffect, useState } from "./ui.js";
 
@@ -48,7 +48,9 @@ export function Produce({ name, state, query }) {
   const schema = state.config.schema;
   useEffect(() => {
     if (!query.get("copy")) return;
-    get(box(name, `/records/${query.get("copy")}`)).then(({ record }) => {
+    const seq = Number(query.get("copy"));
+    diff(name, { from_seq: seq - 1, limit: 1, include_tags: true }).then(({ records: [record] }) => {
+      if (record?.$seq !== seq) { setProblem({ message: `record ${seq} is gone; write another one` }); return; }
       setText(JSON.stringify(record.data, null, 2));
       setFields((old) => ({ ...old, tag: record.$tag ?? "", node: record.$node || "", meta: record.meta ? JSON.stringify(record.meta) : "" }));
     }).catch(setProblem);
@@ -72,7 +74,7 @@ export function Produce({ name, state, query }) {
   };
   const submit = (event) => { event.preventDefault(); if (result.parts && !metaError) post(`{"records":[${recordTexts().join(",")}]}`); };
   const field = (id, label, more = {}) => html`<label>${label} <input name=${id} value=${fields[id]} ...${more} onInput=${(e) => setFields({ ...fields, [id]: e.target.value })} /></label>`;
-  const format = () => { try { JSON.parse(text); } catch { return; } setText(JSON.stringify(JSON.parse(text), null, 2)); };
+  const format = () => { try { setText(JSON.stringify(parseExact(text), null, 2)); } catch { /* the check below the editor says it */ } };
   return html`<div class="split"><form onSubmit=${submit}>
       <div class="bar"><label class="inline"><input type="checkbox" checked=${isBatch} onChange=${(e) => setBatch(e.target.checked)} /> One record a line</label>
         ${!isBatch && html`<button type="button" class="quiet small" onClick=${format}>Format</button>`}${schema && html`<${Badge}>schema is checked<//>`}</div>
@@ -81,7 +83,7 @@ export function Produce({ name, state, query }) {
       <div class="grid">${field("tag", "Tag")}${field("node", "Node")}${field("meta", "Meta (JSON)")}
         ${isQueue && QUEUE_FIELDS.filter(([id]) => hasField("NewRecord", id)).map(([id, label, more]) => field(id, label, more))}</div>
       <div class="bar"><button type="submit" disabled=${Boolean(result.error || metaError)}>Append</button>
-        <${Copy} text=${() => (result.parts ? asCurl(name, JSON.parse(`{"records":[${recordTexts().join(",")}]}`)) : "")}>Copy as curl<//></div>
+        <${Copy} text=${() => (result.parts ? asCurl(name, parseExact(`{"records":[${recordTexts().join(",")}]}`)) : "")}>Copy as curl<//></div>
       <${Problem} error=${problem} /></form>
     <div><h2>Sent from here</h2>${sent.length ? html`<ul class="plain">${sent.map((each) => html`<li><span class="good" role="status">Written as <a href=${boxPath(name, "records", { from: each.first - 1, open: each.first })}>${each.first === each.last ? each.first : `${each.first} – ${each.last}`}</a></span>
       <span class="dim">in ${each.ms} ms</span> <button class="quiet small" onClick=${() => post(each.body)}>Send again</button></li>`)}</ul>` : html`<p class="dim">Records that you append are listed here, with their seqs, and can be sent again.</p>`}</div></div>`;

@@ -8,6 +8,7 @@
 // Counts: received = kept + dropped. Records leave the buffer from the front, in whole batches.
 
 import { parseExact } from "./api.js";
+import { filterOf } from "./filter.js";
 import { payload } from "./payload.js";
 import { localTime } from "./ui.js";
 
@@ -17,7 +18,7 @@ const ROW = 24;
 const POOL = 64;
 
 export class Tail {
-  constructor(place, { isStream, onCounts }) {
+  constructor(place, { isStream, onCounts, onOpen }) {
     this.place = place;
     this.isStream = isStream;
     this.onCounts = onCounts;
@@ -26,7 +27,7 @@ export class Tail {
     this.bytes = 0;
     this.received = 0;
     this.dropped = 0;
-    this.filter = "";
+    this.filter = null;
     this.frame = 0;
     this.layouts = 0;
     this.frames = 0;
@@ -47,6 +48,10 @@ export class Tail {
       return { line, parts, row: null };
     });
     place.replaceChildren(this.inner);
+    this.inner.addEventListener("click", (event) => {
+      const row = this.pool.find((each) => each.line.contains(event.target))?.row;
+      if (row?.batch) onOpen(this.record(row));
+    });
     this.onScroll = () => { this.hasScrolled = true; this.plan(); };
     place.addEventListener("scroll", this.onScroll, { passive: true });
     this.resized = new ResizeObserver(() => { this.height = place.clientHeight; this.plan(); });
@@ -90,8 +95,8 @@ export class Tail {
     this.rows.splice(0, cut);
   }
 
-  setFilter(filter) {
-    this.filter = filter;
+  setFilter(text) {
+    this.filter = filterOf(text, this.isStream);
     this.matching = null;
     this.plan();
   }
@@ -107,9 +112,14 @@ export class Tail {
     const { matching } = this;
     for (; matching.upTo < this.rows.length; matching.upTo += 1) {
       const row = this.rows[matching.upTo];
-      if (row.gap || JSON.stringify(this.record(row)).includes(this.filter)) matching.rows.push(row);
+      if (row.gap || this.filter(this.record(row))) matching.rows.push(row);
     }
     return matching.rows;
+  }
+
+  // The records that are kept and match, the newest last; at most `max` of them.
+  kept(max) {
+    return this.visible().filter((row) => row.batch).slice(-max).map((row) => this.record(row));
   }
 
   plan() {
