@@ -130,6 +130,13 @@ REQUEST_LIMITS: Final = (
         metrics=("streams_sse_connections",),
     ),
     RequestLimit(
+        "boxes of a watch, of a WebSocket",
+        "256",
+        ("gateway.watch.plan:plan_of_body", "gateway.api.websockets:WebSocketConnection"),
+        ("refuses",),
+        ("invalid_request",),
+    ),
+    RequestLimit(
         "memory of answers, by owner",
         "256 MiB",
         ("gateway.admission.memory:answer_budget", "gateway.admission.memory:MemoryBudget"),
@@ -148,6 +155,14 @@ REQUEST_LIMITS: Final = (
         note="waits 5 s",
         settings=("STREAMS_PACE_LAG_MS",),
         metrics=("streams_paced_total", "streams_throttled_total"),
+    ),
+    RequestLimit(
+        "inputs of S2 append sessions in flight",
+        "64 and 8 MiB of a session, 64 MiB of all",
+        ("gateway.s2.append_session:AppendSession", "gateway.s2.append_window:AppendWindow"),
+        ("delays",),
+        note="the session stops reading",
+        metrics=("s2_append_permit_latency_seconds",),
     ),
     RequestLimit(
         "requests in flight on a link",
@@ -186,9 +201,15 @@ REQUEST_LIMITS: Final = (
     ),
     RequestLimit(
         "room for unsent answers of the shard",
-        "128 MiB for gateways",
-        ("shard.server.answer_pool:AnswerPool",),
-        ("delays",),
+        "128 MiB for gateways; 20,000 requests and 16 MiB of them wait on a link",
+        (
+            "shard.server.answer_pool:AnswerPool",
+            "shard.server.connection:Connection",
+            "shard.server.deferred_pages:DeferredPages",
+            "shard.engine.waiting_claims:ClaimDelivery",
+        ),
+        ("delays", "refuses"),
+        ("throttled",),
         note="a request for a page waits in the shard",
         metrics=(),
     ),
@@ -204,7 +225,10 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "records and sizes of a write",
         "",
-        ("streams.protocol.payloads.appends:RecordLimits",),
+        (
+            "streams.protocol.payloads.appends:RecordLimits",
+            "streams.protocol.payloads.packed:unpack",
+        ),
         ("refuses",),
         ("batch_too_large", "record_too_large", "invalid_request"),
         settings=(
@@ -214,6 +238,13 @@ REQUEST_LIMITS: Final = (
             "STREAMS_MAX_TAG_BYTES",
             "STREAMS_MAX_NODE_BYTES",
         ),
+    ),
+    RequestLimit(
+        "seqs of a request, jobs of a claim",
+        "1,000 seqs; a claim gets at most 1,000 jobs and 8 MiB",
+        ("streams.protocol.messages.queue_requests:_check_settled", "shard.core.queues.jobs:Jobs"),
+        ("refuses",),
+        ("invalid_request",),
     ),
     RequestLimit(
         "free disk space",
@@ -236,7 +267,8 @@ REQUEST_LIMITS: Final = (
     ),
     RequestLimit(
         "boxes, routers and more that a server stores",
-        "10,000 groups and origins of a box; a million idempotency keys and 100,000 writers of a shard",
+        "10,000 groups and origins of a box; of a shard a million idempotency keys, 100,000 writers, "
+        "64 MiB of records of schedules, 256 MiB of watch sessions",
         (
             "shard.core.context:Context",
             "shard.core.boxes.group_handlers:GroupHandlers",
@@ -299,5 +331,28 @@ REQUEST_LIMITS: Final = (
             "STREAMS_MAX_TXN_BYTES_PER_KEY",
             "STREAMS_MAX_STORED_BYTES_PER_KEY",
         ),
+    ),
+    RequestLimit(
+        "records and bytes of a box",
+        "`cap_records`, `cap_bytes` of a box with `discard` `reject`; no record exceeds `cap_bytes`",
+        ("shard.core.boxes.box:Box",),
+        ("refuses",),
+        ("box_full", "record_too_large"),
+    ),
+    RequestLimit(
+        "deliveries of a queue",
+        "`rate_per_s`, `key_concurrency` of the box; none while it is paused",
+        ("shard.core.queues.delivery_rate:DeliveryRate", "shard.core.queues.lines:Lines"),
+        ("delays",),
+        note="a claim gets fewer jobs, or waits",
+        metrics=("streams_queue_ready",),
+    ),
+    RequestLimit(
+        "payloads that are fetched for reads, from the disk, from the cold store",
+        "64 MiB each",
+        ("shard.engine.refetch:Refetch",),
+        ("delays",),
+        note="the read waits in the shard",
+        metrics=(),
     ),
 )

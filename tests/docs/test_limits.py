@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from importlib import import_module
 from operator import attrgetter
@@ -51,6 +52,26 @@ def test_every_limit_that_an_error_names_has_a_row() -> None:
     named = {name for path in files for name in _named_limit.findall(path.read_text())}
     named |= {f"{name}_per_key" for name in NAMES}
     assert named == {name for limit in REQUEST_LIMITS for name in limit.names}
+
+
+#: Answers to the commands of an operator: one export of a shard at a time.
+NOT_REQUESTS = {"shard.transfer.exports"}
+REFUSALS = {"Throttled", "BoxFull", "BatchTooLarge", "RecordTooLarge", "DiskFull", "PayloadTooLarge"}
+
+
+def refuses(path: Path) -> bool:
+    """Return True if the code of a file makes an error that says that something is full or too large."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    return any(ast.unparse(call.func).rpartition(".")[2] in REFUSALS for call in calls)
+
+
+def test_every_module_that_refuses_for_a_limit_has_a_row() -> None:
+    files = [
+        path for folder in ("gateway", "shard", "streams/protocol") for path in (ROOT / folder).rglob("*.py")
+    ]
+    refusing = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files if refuses(path)}
+    enforcing = {place.partition(":")[0] for limit in REQUEST_LIMITS for place in limit.enforced_by}
+    assert refusing - enforcing == NOT_REQUESTS
 
 
 def test_every_setting_of_a_limit_has_a_row() -> None:
