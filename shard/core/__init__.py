@@ -5,6 +5,8 @@ context       what a feature may use: boxes, the log, replies, timers, limits
 machine       all features together: start and stop, ticks, recovery, snapshots
 changes       the closed list of facts that the log can hold; transaction_changes has those of transactions
 queue_changes, schedule_changes    the parts of it for queues and schedules
+snapshot_facts  what the changes add up to, as a snapshot has it
+features      the interfaces through which features call one another
 outcome       the result of a command
 durability    when a reply may go, when a record may be seen
 capture       a snapshot in small steps

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shard.core.boxes.box import Box
-from shard.core.changes import BoxFacts, Change, JobEntry, ShardState, TxnCommitted
+from shard.core.changes import Change, JobEntry, TxnCommitted
 from shard.core.queues.job import QueueCopy
+from shard.core.snapshot_facts import BoxFacts, ShardState
 from streams.protocol.model.records import Batch
 
 

@@ -60,8 +60,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded
-from shard.core.changes import Change, ShardState
+from shard.core.changes import Change
 from shard.core.outcome import LogEntries, Outcome
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.commands import Command
 

@@ -31,7 +31,6 @@ from shard.core.boxes.listing import BoxListing
 from shard.core.boxes.scanning import Scanning
 from shard.core.boxes.sealed import NotLoaded, Segment
 from shard.core.capture import Capture
-from shard.core.changes import SegmentFacts, ShardState
 from shard.core.context import Context
 from shard.core.limits.usage import Usage
 from shard.core.objects.replication import Uploading
@@ -51,6 +50,7 @@ from shard.core.s2.streams import Streams
 from shard.core.s2.tokens import Tokens
 from shard.core.schedules.handlers import ScheduleHandlers
 from shard.core.schedules.schedule import ZoneFinder, find_utc
+from shard.core.snapshot_facts import SegmentFacts, ShardState
 from shard.core.transactions.commits import Commit
 from shard.core.transactions.handlers import TransactionHandlers
 from shard.core.transactions.state import Txns

@@ -35,10 +35,10 @@ import structlog
 import trio
 from xxhash import xxh3_64_intdigest
 
-from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
 from shard.core.objects.replication import Pending
 from shard.core.outcome import Outcome
+from shard.core.snapshot_facts import BoxFacts
 from shard.storage import object_log
 from shard.storage.cold import ColdError, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree

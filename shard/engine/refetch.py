@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from shard.core.machine import Missing
 from shard.core.transactions.unrendered import NotRendered
@@ -49,6 +50,15 @@ _FETCH_BYTES_MAX = 64 << 20
 def box_of(command: Command) -> str:
     """Return the box of a command; "" for commands that concern the whole shard."""
     return getattr(command, "box", "")
+
+
+class _Attempt(NamedTuple):
+    """A command that waits for a fetch."""
+
+    command: Command
+    ticket: Ticket
+    #: All that was fetched for it before.
+    payloads: FetchedPayloads
 
 
 class Refetch:
@@ -86,8 +96,9 @@ class Refetch:
 
     def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: FetchedPayloads) -> None:
         """Fetch data that a command needs, then handle the command again."""
+        attempt = _Attempt(command, ticket, payloads)
         if isinstance(command, READS) and isinstance(missing, NotRendered):
-            on_fetched: OnFetched = partial(self._retry_after_render, command, ticket, payloads)
+            on_fetched: OnFetched = partial(self._retry_after_render, attempt)
         elif isinstance(command, READS):
             is_cold = is_in_cold_store(missing)
             size = max(READ_BYTES, command.max_bytes if isinstance(command, ReadBox) else 0)
@@ -95,11 +106,11 @@ class Refetch:
                 self._queued_reads[is_cold].append((command, ticket))
                 return
             self._fetching_bytes[is_cold] += size
-            on_fetched = partial(self._retry_read, command, ticket, payloads, is_cold, size)
+            on_fetched = partial(self._retry_read, attempt, is_cold, size)
         else:
             assert box_of(command) not in self.queued_writes, "ONE_WRITE_FETCHES"
             self.queued_writes[box_of(command)] = deque()
-            on_fetched = partial(self._retry_write, command, ticket, payloads)
+            on_fetched = partial(self._retry_write, attempt)
         self._execution.fetch(missing, command, on_fetched)
 
     def handle_if_room(self, command: Command, ticket: Ticket) -> None:
@@ -109,74 +120,41 @@ class Refetch:
         else:
             self._deferred_answers.add_read(command, ticket)
 
-    def _retry(
-        self,
-        command: Command,
-        ticket: Ticket,
-        payloads: FetchedPayloads,
-        error: StreamsError | None,
-        more: FetchedPayloads,
-    ) -> None:
+    def _retry(self, attempt: _Attempt, error: StreamsError | None, more: FetchedPayloads) -> None:
         if error is not None:
-            self._execution.machine.give_up(command)
-            ticket.answer(error, 0.0, 0.0)
+            self._execution.machine.give_up(attempt.command)
+            attempt.ticket.answer(error, 0.0, 0.0)
         else:
-            self._handle(command, ticket, payloads + more)
+            self._handle(attempt.command, attempt.ticket, attempt.payloads + more)
 
-    def _retry_if_room(
-        self,
-        command: Command,
-        ticket: Ticket,
-        payloads: FetchedPayloads,
-        error: StreamsError | None,
-        more: FetchedPayloads,
-    ) -> None:
-        if error is None and not self._deferred_answers.has_room(ticket):
-            self._deferred_answers.add_read(command, ticket)
+    def _retry_if_room(self, attempt: _Attempt, error: StreamsError | None, more: FetchedPayloads) -> None:
+        if error is None and not self._deferred_answers.has_room(attempt.ticket):
+            self._deferred_answers.add_read(attempt.command, attempt.ticket)
         else:
-            self._retry(command, ticket, payloads, error, more)
+            self._retry(attempt, error, more)
 
     def _retry_after_render(
-        self,
-        command: Command,
-        ticket: Ticket,
-        payloads: FetchedPayloads,
-        error: StreamsError | None,
-        more: FetchedPayloads,
+        self, attempt: _Attempt, error: StreamsError | None, more: FetchedPayloads
     ) -> None:
         """Retry a read after more rows are rendered. It fetched nothing, so no bytes are counted for it."""
-        self._retry_if_room(command, ticket, payloads, error, more)
+        self._retry_if_room(attempt, error, more)
         self._end_turn()
 
     def _retry_read(
-        self,
-        command: Command,
-        ticket: Ticket,
-        payloads: FetchedPayloads,
-        is_cold: bool,
-        size: int,
-        error: StreamsError | None,
-        more: FetchedPayloads,
+        self, attempt: _Attempt, is_cold: bool, size: int, error: StreamsError | None, more: FetchedPayloads
     ) -> None:
         self._fetching_bytes[is_cold] -= size
         assert self._fetching_bytes[is_cold] >= 0, "FETCHED_BYTES"
-        self._retry_if_room(command, ticket, payloads, error, more)
+        self._retry_if_room(attempt, error, more)
         waiting = self._queued_reads[is_cold]
         while waiting and self._fetching_bytes[is_cold] < _FETCH_BYTES_MAX:
             self.handle_if_room(*waiting.popleft())
         self._end_turn()
 
-    def _retry_write(
-        self,
-        command: Command,
-        ticket: Ticket,
-        payloads: FetchedPayloads,
-        error: StreamsError | None,
-        more: FetchedPayloads,
-    ) -> None:
-        box = box_of(command)
+    def _retry_write(self, attempt: _Attempt, error: StreamsError | None, more: FetchedPayloads) -> None:
+        box = box_of(attempt.command)
         queue = self.queued_writes.pop(box)
-        self._retry(command, ticket, payloads, error, more)
+        self._retry(attempt, error, more)
         while queue and box not in self.queued_writes:
             self._submit(*queue.popleft())
         if queue:  # one of them waits for a fetch now; the rest stays queued behind it

@@ -28,8 +28,8 @@ from functools import partial
 import structlog
 import trio
 
-from shard.core.changes import ShardState
 from shard.core.machine import Machine, Outcome
+from shard.core.snapshot_facts import ShardState
 from shard.engine.committer import Committer
 from shard.engine.settings import EngineSettings
 from shard.engine.upkeep import Upkeep

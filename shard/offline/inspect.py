@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
-from shard.core.changes import BoxCreated, ShardState
+from shard.core.changes import BoxCreated
+from shard.core.snapshot_facts import ShardState
 from shard.storage import frames
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import frames_of

@@ -17,9 +17,10 @@ from shard.core import changes
 from shard.core.boxes import offline_edits
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
-from shard.core.changes import BatchAppended, BatchKept, BoxFacts, Change, ShardState
+from shard.core.changes import BatchAppended, BatchKept, Change
 from shard.core.kernel import DoesNotApply
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import BoxFacts, ShardState
 from shard.core.transactions.commits import render_step
 from shard.core.transactions.state import Mark
 from shard.core.transactions.unrendered import UnrenderedRows

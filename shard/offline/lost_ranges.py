@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from shard.core.boxes.box import Box
-from shard.core.changes import BoxFacts
+from shard.core.snapshot_facts import BoxFacts
 
 
 def find_uncovered(box: Box) -> list[tuple[int, int]]:

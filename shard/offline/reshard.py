@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import BoxFacts
 from shard.recovery.page_cache import has_failed, page_cache_id
 from shard.storage import segments
 from shard.storage.files import Corrupt, Disk, DiskLike

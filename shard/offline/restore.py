@@ -25,8 +25,9 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.offline_edits import cut_after, live_runs
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.sized_seqs import SizedSeqs
-from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
+from shard.core.changes import SeqsLost, SeqsReserved
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import BoxFacts, SegmentFacts
 from shard.offline.box_cuts import Cut, survey_cut
 from shard.offline.payload_loading import load_missing
 from shard.offline.reconcile import Reconciler

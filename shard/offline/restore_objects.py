@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from shard.core.boxes.box import Box
 from shard.core.boxes.offline_edits import fit_change
-from shard.core.changes import BoxFacts, Change, UploadsMoved
+from shard.core.changes import Change, UploadsMoved
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import BoxFacts
 from shard.offline.payload_loading import load_missing
 from shard.offline.restore import Report, RestoreJob, RestoreResult, scratch_of
 from shard.storage import object_log

@@ -14,8 +14,8 @@ import msgspec
 from shard.core.boxes import offline_edits
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
-from shard.core.changes import BoxFacts, SegmentFacts
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import BoxFacts, SegmentFacts
 from shard.offline.repair_findings import CannotRepair, Findings, Loss
 from shard.offline.verify import name_of
 from shard.storage import segments

@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
-from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, TxnHeld
+from shard.core.changes import BatchAppended, BatchKept, Change, TxnHeld
 from shard.core.kernel import DoesNotApply
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import SegmentFacts
 from shard.storage import frames
 from shard.storage.files import Corrupt
 from shard.storage.snapshot import Snapshots

@@ -42,7 +42,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.changes import BoxFacts, Change, ShardState
+from shard.core.changes import Change
+from shard.core.snapshot_facts import BoxFacts, ShardState
 from streams.protocol.model.records import Batch
 
 VERSION = 1

@@ -24,7 +24,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from shard.core.changes import ShardState
+from shard.core.snapshot_facts import ShardState
 from shard.storage.segments.store import Name
 from shard.storage.wal import WalFile
 

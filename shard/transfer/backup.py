@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_64
 
-from shard.core.changes import ShardState
+from shard.core.snapshot_facts import ShardState
 from shard.storage import frames, segments
 from shard.storage.cold import ColdMissing, ColdStore, measure
 from shard.storage.files import Buffer, Corrupt, DiskLike, read_chunks

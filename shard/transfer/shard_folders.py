@@ -29,8 +29,9 @@ import msgspec
 
 from shard.core.boxes.box import Box
 from shard.core.capture import Capture
-from shard.core.changes import BatchKept, BoxFacts, Change, MarkFacts, ShardState, ShardStopped
+from shard.core.changes import BatchKept, Change, ShardStopped
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import BoxFacts, MarkFacts, ShardState
 from shard.recovery.commit_renderer import chunk_reader, finish_commits
 from shard.recovery.recovery import OpenSegment, RecoverySummary, recover
 from shard.storage import frames, segments

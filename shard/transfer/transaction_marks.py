@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shard.core.changes import MarkFacts
+from shard.core.snapshot_facts import MarkFacts
 from streams.protocol.model.slots import SLOTS
 
 

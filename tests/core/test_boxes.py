@@ -7,7 +7,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from shard.core.changes import BoxFacts
+from shard.core.snapshot_facts import BoxFacts
 from streams.protocol.errors import BoxExistsIncompatible, BoxNotEmpty, InvalidRequest
 from streams.protocol.messages import commands
 from streams.protocol.messages.commands import Match, Tombstone

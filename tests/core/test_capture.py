@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.core.changes import ShardState
 from shard.core.queues import job as job_module
 from shard.core.queues import queue as queue_module
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.messages import commands
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, facts_of, random_command, sampled

@@ -12,6 +12,7 @@ import pytest
 
 from shard.core import changes
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import MarkFacts
 from shard.core.transactions import commits
 from shard.core.transactions import handlers as committing
 from shard.core.transactions import state as txn
@@ -858,7 +859,7 @@ def test_partial_marks_leave_out_the_boxes_that_have_the_epoch(driver: Driver) -
     slot = txn.slot_of("b")
     slots = (1 << slot).to_bytes(512, "little")
     state = Machine().snapshot()
-    state.marks = [changes.MarkFacts("w", 1, "q", 5, slots), changes.MarkFacts("w", 0, "q", 6, b"\xff" * 512)]
+    state.marks = [MarkFacts("w", 1, "q", 5, slots), MarkFacts("w", 0, "q", 6, b"\xff" * 512)]
     other = driver.reborn(0, state)
     put(other, {"b": [b"1"], "c": [b"2"]})
     assert commit(other, ("p", 1)).boxes == [("c", 1, 1)]
@@ -871,7 +872,7 @@ def test_boxes_that_are_several_epochs_ahead_stay_so_until_the_others_are_there(
     slots = (1 << txn.slot_of("b")).to_bytes(512, "little")
     others = ((1 << 4096) - 1 - (1 << txn.slot_of("b"))).to_bytes(512, "little")
     state = Machine().snapshot()
-    state.marks = [changes.MarkFacts("w", 3, "q", 5, slots), changes.MarkFacts("w", 0, "q", 6, others)]
+    state.marks = [MarkFacts("w", 3, "q", 5, slots), MarkFacts("w", 0, "q", 6, others)]
     other = driver.reborn(0, state)
     for epoch in (1, 2, 3, 4):
         mine = bulk.Txn("w", epoch, "q")

@@ -14,7 +14,7 @@ from unittest.mock import patch as replaced
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from shard.core.changes import ShardState
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import CopyBatch, ReportDelivery
 from tests.support.carrying import bring, carry_all, collect

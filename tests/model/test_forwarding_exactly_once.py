@@ -15,7 +15,7 @@ from unittest.mock import patch as replaced
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from shard.core.changes import ShardState
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.messages import commands
 from streams.protocol.messages.forwards import ReportDelivery
 from tests.support.carrying import Given, bring, carry_all, collect, copies, tie

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shard.core.boxes.box import Box
-from shard.core.changes import ShardState
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.messages import commands, forwards
 from tests.support.carrying import copies, tie
 from tests.support.machines import Driver, live_texts, recovered, sampled

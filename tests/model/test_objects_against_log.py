@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from shard.core.boxes.box import Box
 from shard.core.boxes.offline_edits import fit_change
 from shard.core.boxes.sealed import NotLoaded
-from shard.core.changes import Change, ShardState
+from shard.core.changes import Change
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import ShardState
 from shard.offline.restore_objects import ReplayResult, replay
 from shard.storage import object_log
 from shard.storage.files import Corrupt

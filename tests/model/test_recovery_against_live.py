@@ -15,8 +15,8 @@ from unittest.mock import patch as replaced
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shard.core.changes import ShardState
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import ShardState
 from shard.storage import frames
 from tests.support.machines import (
     Driver,

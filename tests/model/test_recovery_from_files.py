@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shard.core.changes import ShardState
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import ShardState
 from shard.recovery.recovery import RecoveryProgress, RecoverySummary, recover
 from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike

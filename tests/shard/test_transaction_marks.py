@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shard.core.changes import MarkFacts
+from shard.core.snapshot_facts import MarkFacts
 from shard.core.transactions.state import Mark
 from shard.transfer.transaction_marks import MarkMerge, owners_of
 from streams.protocol.model.slots import SLOTS, slot_of

@@ -23,7 +23,8 @@ import msgspec
 import pytest
 from pyroaring import BitMap64
 
-from shard.core.changes import BatchForwarded, Change, ShardState, StreamAppended
+from shard.core.changes import BatchForwarded, Change, StreamAppended
+from shard.core.snapshot_facts import ShardState
 from shard.storage import frames
 from streams.protocol.model import sequenced
 from streams.protocol.model.records import Batch, render_binary

@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from shard.storage.files import Corrupt
 from shard.storage.segments import (
     SegmentIndex,
-    Source,
     TagDirectory,
-    TaggedRecords,
     build_index,
     copy_segment,
     find_tags,
@@ -48,31 +46,12 @@ from tests.support.segments import (
     written,
 )
 from tests.support.sorted_tag_writer import SortedTagBuilder
+from tests.support.tagged_segments import NOTHING, TAGS, check_found, distinctly_tagged, tagged_lots
 
 
 @pytest.fixture(autouse=True)
 def _format_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "TagIndexBuilder", SortedTagBuilder)
-
-
-NOTHING = TaggedRecords(array("Q"), array("I"))
-
-TAGS = st.one_of(
-    st.none(),
-    st.sampled_from(["a", "ab", "abc", "b", "a/1", "a/10", "ü", "üb", "日本", "\U0001f40d", "\uffff"]),
-    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6),
-)
-
-
-@st.composite
-def tagged_lots(draw: st.DrawFn) -> list[Batch]:
-    batches = []
-    seq = draw(st.integers(0, 2**40))
-    for tags in draw(st.lists(st.lists(TAGS, min_size=1, max_size=20), min_size=1, max_size=8)):
-        data = b"1" * draw(st.sampled_from([1, 1, 1, 300, 70_000]))
-        batches.append(a_batch(seq, len(tags), tags=tags if any(tags) else None, data=data))
-        seq += len(tags) + draw(st.sampled_from([0, 0, 1, 70_000, 2**33]))
-    return batches
 
 
 @settings(max_examples=500 if os.environ.get("STREAMS_SWEEP") == "full" else 60, deadline=None)
@@ -101,13 +80,6 @@ def test_tags_are_found_as_a_naive_search_finds_them(
         assert list(seqs) == seqs_naively(batches, Match(tag))
         assert list(sizes) == sizes_naively(batches, Match(tag))
     assert list(verify_segment(source)) == []
-
-
-def check_found(source: Source, index: SegmentIndex, match: Match, batches: list[Batch]) -> None:
-    found = find_tags(source, index, match)
-    assert list(found.seqs) == seqs_naively(batches, match)
-    assert list(found.sizes) == sizes_naively(batches, match)
-    assert (found.seqs.typecode, found.sizes.typecode) == ("Q", "I")
 
 
 @pytest.mark.parametrize(("data_bytes", "width"), [(1, 1), (200, 1), (300, 2), (60_000, 2), (70_000, 4)])
@@ -176,12 +148,6 @@ def test_no_tags_cost_no_read() -> None:
     assert find_tags(source, index, Match("", is_prefix=True)) == NOTHING
     assert list(walk_tags(source, index)) == []
     assert source.reads == []
-
-
-def distinctly_tagged(count: int) -> list[Batch]:
-    tags = [f"user/{at:06d}" for at in range(count)]
-    random.Random(2).shuffle(tags)
-    return [a_batch(at, 100, tags=tags[at : at + 100]) for at in range(0, count, 100)]
 
 
 def test_ten_thousand_tags_of_one_record_each_cost_little() -> None:

@@ -8,8 +8,6 @@ is in `test_segments`, and format 1 in `test_sorted_tags`.
 from __future__ import annotations
 
 import os
-import random
-from array import array
 from collections.abc import Callable, Generator
 from unittest.mock import patch
 
@@ -20,9 +18,7 @@ from hypothesis import strategies as st
 from shard.storage.files import Corrupt
 from shard.storage.segments import (
     SegmentIndex,
-    Source,
     TagDirectory,
-    TaggedRecords,
     build_index,
     copy_segment,
     find_tags,
@@ -47,25 +43,7 @@ from tests.support.segments import (
     sizes_naively,
     written,
 )
-
-NOTHING = TaggedRecords(array("Q"), array("I"))
-
-TAGS = st.one_of(
-    st.none(),
-    st.sampled_from(["a", "ab", "abc", "b", "a/1", "a/10", "ü", "üb", "日本", "\U0001f40d", "\uffff"]),
-    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=6),
-)
-
-
-@st.composite
-def tagged_lots(draw: st.DrawFn) -> list[Batch]:
-    batches = []
-    seq = draw(st.integers(0, 2**40))
-    for tags in draw(st.lists(st.lists(TAGS, min_size=1, max_size=20), min_size=1, max_size=8)):
-        data = b"1" * draw(st.sampled_from([1, 1, 1, 300, 70_000]))
-        batches.append(a_batch(seq, len(tags), tags=tags if any(tags) else None, data=data))
-        seq += len(tags) + draw(st.sampled_from([0, 0, 1, 70_000, 2**33]))
-    return batches
+from tests.support.tagged_segments import NOTHING, TAGS, check_found, distinctly_tagged, tagged_lots
 
 
 @settings(max_examples=500 if os.environ.get("STREAMS_SWEEP") == "full" else 60, deadline=None)
@@ -109,13 +87,6 @@ def test_tags_are_found_as_a_naive_search_finds_them(
         assert list(sizes) == sizes_naively(batches, Match(tag))
 
 
-def check_found(source: Source, index: SegmentIndex, match: Match, batches: list[Batch]) -> None:
-    found = find_tags(source, index, match)
-    assert list(found.seqs) == seqs_naively(batches, match)
-    assert list(found.sizes) == sizes_naively(batches, match)
-    assert (found.seqs.typecode, found.sizes.typecode) == ("Q", "I")
-
-
 def test_a_text_that_is_not_unicode_has_no_records() -> None:
     index, source = written(FaultDisk("/data"), a_mixed_lot())
     for is_prefix in (False, True):
@@ -136,12 +107,6 @@ def test_no_tags_cost_no_read() -> None:
     assert find_tags(source, index, Match("", is_prefix=True)) == NOTHING
     assert list(walk_tags(source, index)) == []
     assert source.reads == []
-
-
-def distinctly_tagged(count: int) -> list[Batch]:
-    tags = [f"user/{at:06d}" for at in range(count)]
-    random.Random(2).shuffle(tags)
-    return [a_batch(at, 100, tags=tags[at : at + 100]) for at in range(0, count, 100)]
 
 
 def tags_bytes(index: SegmentIndex) -> int:

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shard.core.changes import ShardState
 from shard.core.machine import Machine
+from shard.core.snapshot_facts import ShardState
 from shard.offline.reshard import NotEnoughSpace, ReshardPlan, reshard
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import list_stubs, write_stub

@@ -19,8 +19,9 @@ from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import NeedsAnotherStep, NotLoaded, Segment, Span, TagsNotLoaded
 from shard.core.boxes.upkeep import SealPolicy, plan_rewrite
-from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
+from shard.core.changes import BatchAppended, BatchKept, Change
 from shard.core.machine import LogEntries, Machine, Missing, Outcome
+from shard.core.snapshot_facts import SegmentFacts, ShardState
 from shard.core.transactions.chunks import ChunksNotLoaded
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.recovery.commit_renderer import render_chunks

@@ -12,7 +12,8 @@ A change of a box is applied in `appliers.py`, which calls the box itself:
 validation      whether a change of a box can be applied, before anything is changed
 appliers        changes of boxes; what they mean for the whole shard
 box             one box: config, caps, TTL, idempotency keys, fence, reads
-box_log, holes  its positions: which seqs exist, are live, are visible; which were lost
+box_positions, holes  its positions: which seqs exist, are live, are visible; which were lost
+box_log         changes them
 live_runs       walks live records within the limits of a reader
 pages           pages of reads and scans
 volatile        hints and work under way of a box, lost with the process

@@ -36,6 +36,7 @@ from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outbox
 from shard.core.s2.stream import StreamState
 from shard.core.schedules.schedule import NO_SCHEDULES, Schedule
+from shard.core.snapshot_facts import BoxFacts, SegmentFacts
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
 from streams.protocol.messages.commands import Append, DiffResult, ReadBox, Scan, Tombstone
@@ -526,14 +527,12 @@ class Box:
             return None
         return self.queue.copy(leases_kept=leases_kept or self.config.leases_durable)
 
-    def facts(
-        self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True
-    ) -> changes.BoxFacts:
+    def facts(self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True) -> BoxFacts:
         """Return all state but payloads. Of a memory box that is little, unless `whole` is set. Without
         `leases_kept`, leases that the log does not have are left out."""
         is_full = whole or not self.is_memory
         log = self.log if is_full else BoxLog()
-        return changes.BoxFacts(
+        return BoxFacts(
             name=self.name,
             generation=self.generation,
             config=self.config,
@@ -557,7 +556,7 @@ class Box:
             unrendered=[rows.facts() for rows in log.tail.unrendered_rows()],
             last_serial=self.last_serial,
             segments=[
-                changes.SegmentFacts(
+                SegmentFacts(
                     segment.serial,
                     segment.first_seq,
                     segment.dead_batches(),
@@ -583,7 +582,7 @@ class Box:
         )
 
     @classmethod
-    def from_facts(cls, facts: changes.BoxFacts) -> Box:
+    def from_facts(cls, facts: BoxFacts) -> Box:
         """The box as it was, with batches yet to come through `log.attach` and `log.hydrate`."""
         box = cls(
             name=facts.name,
@@ -595,7 +594,7 @@ class Box:
         box.restore_facts(facts)
         return box
 
-    def restore_facts(self, facts: changes.BoxFacts) -> None:
+    def restore_facts(self, facts: BoxFacts) -> None:
         """Takes over positions and all that is not a batch; batches come back one by one."""
         self.last_serial = facts.last_serial
         self.last_append_ms = facts.last_append_ms

@@ -335,19 +335,7 @@ def _logged_lsn(batch: Batch) -> int:
 
 def _husk(first_seq: int, count: int, ts: int) -> Batch:
     """A batch without payload, entirely dead."""
-    husk = Batch(
-        encoding=_NO_ENCODING,
-        first_seq=first_seq,
-        count=count,
-        first_ts=ts,
-        last_ts=ts,
-        times=None,
-        ends=None,
-        stride=0,
-        tags=None,
-        nodes=None,
-        blob=b"",
-    )
+    husk = Batch(encoding=_NO_ENCODING, first_seq=first_seq, count=count, first_ts=ts, last_ts=ts)
     husk.dead = count
     husk.dead_bytes = -(count - 1)  # so that its live bytes are none
     return husk

@@ -34,9 +34,10 @@ from typing import NamedTuple
 
 from shard.core import changes
 from shard.core.boxes.box import Box
-from shard.core.changes import Change, ShardState
+from shard.core.changes import Change
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import ColdStoreUnavailable, StreamsError, Throttled
 from streams.protocol.messages.bulk import TxnCommit
 from streams.protocol.messages.commands import Append, Command, PutBox

@@ -26,13 +26,14 @@ from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.boxes.handlers import make_room_for_keys
 from shard.core.boxes.idempotency_keys import IdempotencyKey
-from shard.core.changes import Change, ShardState
+from shard.core.changes import Change
 from shard.core.context import Context
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome
 from shard.core.queues.jobs import Jobs
 from shard.core.queues.new_jobs import job_fields_of
 from shard.core.queues.output_queue import DESTS_MAX, Outputs
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import (
     BoxNotFound,
     FencingTokenMismatch,

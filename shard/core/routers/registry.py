@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from shard.core import changes
-from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import RouterCycle, StreamsError, Throttled
 from streams.protocol.messages import routers as protocol
 from streams.protocol.messages.routers import RegisteredRouter, Route

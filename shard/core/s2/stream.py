@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from shard.core.changes import StreamAppended, StreamFacts
+from shard.core.changes import StreamAppended
+from shard.core.snapshot_facts import StreamFacts
 from streams.protocol.messages.s2 import Stream, in_ms
 
 #: How long readers that follow a stream still get trimmed records. Most are at most one page behind.

@@ -14,9 +14,9 @@ from __future__ import annotations
 from sortedcontainers import SortedDict
 
 from shard.core import changes
-from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import AccessToken

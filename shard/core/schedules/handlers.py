@@ -30,12 +30,13 @@ from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import NotLoaded
-from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.durability import ReplyKind
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Missing, Outcome, reply_after
+from shard.core.schedule_changes import ScheduleFacts
 from shard.core.schedules.schedule import NO_SCHEDULES, Schedule, ZoneFinder, due_times_of, next_due_of
+from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import (
     BoxFull,
     DiskFull,
@@ -373,7 +374,7 @@ class ScheduleHandlers:
         if schedule is None:
             if box.schedules is NO_SCHEDULES:
                 box.schedules = {}
-            facts = changes.ScheduleFacts(change.schedule, change.spec, change.at_ms, 0, 0, 0, 0)
+            facts = ScheduleFacts(change.schedule, change.spec, change.at_ms, 0, 0, 0, 0)
             schedule = box.schedules[change.schedule] = Schedule(facts)
         else:
             self._record_bytes -= len(schedule.spec.record)

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from shard.core import changes
+from shard.core.schedule_changes import ScheduleFacts
 from shard.core.schedules.cron import parse_cron
 from shard.core.schedules.due_times import CronTimes, DueTimes, IntervalTimes
 from streams.protocol.errors import InvalidRequest
@@ -79,7 +80,7 @@ class Schedule:
         "spec",
     )
 
-    def __init__(self, facts: changes.ScheduleFacts) -> None:
+    def __init__(self, facts: ScheduleFacts) -> None:
         self.name = facts.schedule
         self.spec = facts.spec
         self.created_ms = facts.created_ms
@@ -113,8 +114,8 @@ class Schedule:
             0 if self.spec.is_paused else max(self.next_due_ms, self.retry_at_ms) if self.next_due_ms else 0
         )
 
-    def facts(self) -> changes.ScheduleFacts:
-        return changes.ScheduleFacts(
+    def facts(self) -> ScheduleFacts:
+        return ScheduleFacts(
             self.name,
             self.spec,
             self.created_ms,

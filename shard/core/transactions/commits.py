@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from shard.core import changes
+from shard.core.snapshot_facts import CommitFacts
 from shard.core.transactions.chunks import Chunk, Piece
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch, Columns, render, resolve_times
@@ -56,7 +57,7 @@ class Step(NamedTuple):
 class Commit:
     def __init__(
         self,
-        change: changes.TxnCommitted | changes.CommitFacts,
+        change: changes.TxnCommitted | CommitFacts,
         lsn: int,
         targets: dict[str, Target],
         chunks: Iterable[Chunk],
@@ -132,7 +133,7 @@ class Commit:
         return chunks
 
     @classmethod
-    def from_facts(cls, facts: changes.CommitFacts) -> Commit:
+    def from_facts(cls, facts: CommitFacts) -> Commit:
         """Return the commit without chunks and places, which are restored afterwards."""
         targets = {
             box: Target(generation, mode, allow_future)
@@ -154,8 +155,8 @@ class Commit:
         for chunk in self.chunks:
             self._count(chunk, 1)
 
-    def facts(self) -> changes.CommitFacts:
-        return changes.CommitFacts(
+    def facts(self) -> CommitFacts:
+        return CommitFacts(
             self.lsn,
             self.writer,
             self.epoch,

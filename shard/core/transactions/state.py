@@ -31,6 +31,7 @@ import msgspec
 
 from shard.core import changes
 from shard.core.context import Context
+from shard.core.snapshot_facts import MarkFacts, ShardState
 from shard.core.transactions import validation
 from shard.core.transactions.chunks import Chunk
 from shard.core.transactions.commits import Commit, Target
@@ -66,7 +67,7 @@ class Mark(NamedTuple):
     lsn: int = 0
     #: As in `changes.TxnHeld`.
     owner: str | None = None
-    #: As in `changes.MarkFacts`.
+    #: As in `MarkFacts`.
     once: bool | None = None
 
     def covers(self, box: str) -> bool:
@@ -448,20 +449,20 @@ class Txns:
 
     # -- snapshots
 
-    def mark_facts(self) -> list[changes.MarkFacts]:
+    def mark_facts(self) -> list[MarkFacts]:
         return [
-            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner, mark.once)
+            MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner, mark.once)
             for writer, marks in self.marks.items()
             for mark in marks
         ]
 
-    def _take_snapshot(self, state: changes.ShardState) -> None:
+    def _take_snapshot(self, state: ShardState) -> None:
         of_commits = [chunk.lsn for commit in self.commits.values() for chunk in commit.chunks]
         state.held = [*self._by_lsn, *of_commits]
         state.marks = self.mark_facts()
         state.commits = [commit.facts() for commit in self.commits.values()]
 
-    def _restore(self, state: changes.ShardState) -> None:
+    def _restore(self, state: ShardState) -> None:
         """Restore marks and commits. Recovery restores the chunks one by one through `give_back`."""
         for facts in state.commits:
             commit = self.commits[facts.lsn] = Commit.from_facts(facts)

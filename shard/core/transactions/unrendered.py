@@ -42,17 +42,7 @@ class UnrenderedRows(Batch):
         last_ts: int,
     ) -> None:
         super().__init__(
-            encoding=UNRENDERED,
-            first_seq=first_seq,
-            count=count,
-            first_ts=first_ts,
-            last_ts=last_ts,
-            times=None,
-            ends=None,
-            stride=0,
-            tags=None,
-            nodes=None,
-            blob=b"",
+            encoding=UNRENDERED, first_seq=first_seq, count=count, first_ts=first_ts, last_ts=last_ts
         )
         self.generation = generation
         self.commit_lsn = commit_lsn

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from shard.core.changes import SessionFacts, ShardState
+from shard.core.snapshot_facts import SessionFacts, ShardState
 from streams.protocol.errors import (
     Forbidden,
     NotFound,

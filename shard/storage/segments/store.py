@@ -38,7 +38,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from shard.core.boxes.sealed import Segment
-from shard.core.changes import SegmentFacts
+from shard.core.snapshot_facts import SegmentFacts
 from shard.storage.cold import ColdError, ColdMissing, ColdSource, ColdStore, ColdUnavailable, measure
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segments import index as segment_index

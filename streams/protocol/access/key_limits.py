@@ -14,7 +14,9 @@ import msgspec
 from streams.protocol.errors import Throttled
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class _StoredAmounts(msgspec.Struct, frozen=True, gc=False):
+    """A number for each limit that shards enforce."""
+
     boxes: int = 0
     routers: int = 0
     groups: int = 0
@@ -22,6 +24,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     idempotency_keys: int = 0
     txn_bytes: int = 0
     stored_bytes: int = 0
+
+
+class Limits(_StoredAmounts, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     requests_per_s: int = 0
 
     def to_fields(self) -> dict[str, int]:
@@ -29,16 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
 
 
-class Use(msgspec.Struct, array_like=True, gc=False):
-    """The usage of a key, in a shard or on the whole server: a number for each limit that shards enforce."""
-
-    boxes: int = 0
-    routers: int = 0
-    groups: int = 0
-    sessions: int = 0
-    idempotency_keys: int = 0
-    txn_bytes: int = 0
-    stored_bytes: int = 0
+class Use(_StoredAmounts, frozen=True, array_like=True, gc=False):
+    """The usage of a key, in a shard or on the whole server."""
 
     def plus(self, other: Use) -> Use:
         return Use(*(getattr(self, name) + getattr(other, name) for name in STORED))

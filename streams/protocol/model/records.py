@@ -114,12 +114,12 @@ class Batch:
         count: int,
         first_ts: int,
         last_ts: int,
-        times: array[int] | None,
-        ends: array[int] | None,
-        stride: int,
-        tags: bytes | None,
-        nodes: bytes | None,
-        blob: bytes,
+        times: array[int] | None = None,
+        ends: array[int] | None = None,
+        stride: int = 0,
+        tags: bytes | None = None,
+        nodes: bytes | None = None,
+        blob: bytes = b"",
         hops: int = 0,
     ) -> None:
         self.encoding = encoding
