@@ -15,8 +15,9 @@ One thread runs the event loop, and only that thread calls the machine. So there
                     append_now, or the committer ───────────────┴── on_logged(lsn), on_durable(lsn)
 
 *A turn* is the work of one wake-up of the event loop. The server submits every command that it has read, then
-calls `flush` once: the changes of a turn leave in one write. If the write is small and no reply waits for a
-sync, this thread writes, because two thread switches would cost more. Otherwise the commit thread writes.
+calls `flush` once: the changes of a turn leave in one write. Copies into other boxes of the shard are made
+first, so that they leave with their records (`local_copies.py`). If the write is small and no reply waits for
+a sync, this thread writes, because two thread switches would cost more. Otherwise the commit thread writes.
 
 *Group commit.* While the commit thread writes one group, the changes of further turns gather in its backlog.
 The next group takes all of them: one write and, if a reply waits for durability, one fsync for all. So groups

@@ -40,3 +40,16 @@ def test_the_docstring_of_a_folder_names_each_of_its_files() -> None:
         if (names := unnamed_in(folder))
     ]
     assert not unnamed, "a line for each, in the docstring of its folder:\n" + "\n".join(unnamed)
+
+
+#: Where a reader starts: the head of each explains how its part works.
+THEORIES = ("shard/core/kernel.py", "shard/engine/engine.py", "shard/core/routers/forwarding.py")
+
+
+def test_the_kernel_the_engine_forwarding_and_the_edge_begin_with_their_theory_of_operation() -> None:
+    without = [
+        name
+        for name in (*THEORIES, "gateway/http/__init__.py")
+        if "Theory of operation\n---" not in docstring_of(ROOT / name)
+    ]
+    assert not without
