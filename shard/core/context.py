@@ -6,7 +6,7 @@ Features share public methods of the context, and of the features that it names.
     require, find_box            a box by its name, or the error that says that it does not exist
     log, stage                   apply a change and note it for the log; `stage` leaves out memory boxes
     append_batch                 the way of records into a box for append, copy and stream; a commit of a
-                                 transaction has its own (`transactions/handlers.py`)
+                                 transaction has its own (`transactions/commit_handlers.py`)
     answer, answer_absent, …     replies that go when `durability.py` allows it
     arm_timer                    has `tick` look at a box when time changes something in it
     require_room, plan_box       limits of the shard and of keys

@@ -51,6 +51,7 @@ from shard.core.s2.tokens import Tokens
 from shard.core.schedules.handlers import ScheduleHandlers
 from shard.core.schedules.schedule import ZoneFinder, find_utc
 from shard.core.snapshot_facts import SegmentFacts, ShardState
+from shard.core.transactions.commit_handlers import CommitHandlers
 from shard.core.transactions.commits import Commit
 from shard.core.transactions.handlers import TransactionHandlers
 from shard.core.transactions.state import Txns
@@ -61,8 +62,7 @@ from streams.protocol.model.records import Batch
 from streams.protocol.telemetry.reports import TallyReport
 
 #: Boxes that one tick examines: half a millisecond of work. The next tick follows at once for the rest, and
-#: for jobs beyond `ADVANCE_MAX` whose leases or delays are over. Many boxes are due together when a burst of
-#: writes to disk boxes has ended: all of them return their reserved seqs at about the same time.
+#: for jobs beyond `ADVANCE_MAX`. Many boxes return their reserved seqs at the same time, after a burst.
 TICK_BOXES_MAX = 64
 
 #: Retry delay for an expiry check that waits for a payload fetch.
@@ -126,10 +126,9 @@ class Machine(Context):
         self.on_change(changes.ShardStarted, self._apply_started)
         self.on_change(changes.ShardStopped, self._apply_stopped)
         self.on_change(changes.ShardRested, self._apply_rested)
-        self.on_check(self.durability.check)
-        self.on_check(self.check_timers)
         self.sessions = Sessions(sessions_max)
-        self.on_check(self.sessions.check)
+        for check in (self.durability.check, self.check_timers, self.sessions.check):
+            self.on_check(check)
         self.on_snapshot(self.sessions.take_snapshot, self.sessions.restore)
         #: Usage of keys that have limits.
         self.usage = Usage(self)
@@ -146,7 +145,8 @@ class Machine(Context):
         OutputHandlers(self, self.jobs)
         self.moves = Moves(self, self.forwarding.outboxes)
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
-        self._committing = TransactionHandlers(self, self.txns)
+        self._transactions = TransactionHandlers(self, self.txns)
+        self._commits = CommitHandlers(self, self.txns)
         self.basins = Basins(self)
         self.tokens = Tokens(self)
         self.streams = Streams(self)
@@ -224,7 +224,7 @@ class Machine(Context):
             if jobs_back >= ADVANCE_MAX:  # more may be due at once; others come first
                 break
         self.keys_kept -= self.key_expiry.step(self.generations, now_ms, self.on_keys_dropped)
-        self._committing.tick(now_ms, entries)
+        self._transactions.tick(now_ms, entries)
         if self.forwarding.outboxes.retry(now_ms):
             wakes.append(forwards.RELAY)
         self.schedules.tick(now_ms, entries, wakes, needs, has_space=has_space)
@@ -300,9 +300,9 @@ class Machine(Context):
     def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], chunks: int = 0) -> Outcome:
         """Logs rendered batches of a commit and, with `chunks`, that this many more chunks are rendered."""
         entries: LogEntries = []
-        self._committing.keep_rendered(commit, batches, entries)
+        self._commits.keep_rendered(commit, batches, entries)
         if chunks:
-            self._committing.end_step(commit, chunks, entries)
+            self._commits.end_step(commit, chunks, entries)
         return Outcome(entries, None)
 
     @property

@@ -13,8 +13,7 @@ import pytest
 from shard.core import changes
 from shard.core.machine import Machine
 from shard.core.snapshot_facts import MarkFacts
-from shard.core.transactions import commits
-from shard.core.transactions import handlers as committing
+from shard.core.transactions import commits, writers
 from shard.core.transactions import state as txn
 from shard.core.transactions.unrendered import NotRendered
 from shard.transfer.shard_folders import parts_of
@@ -413,7 +412,7 @@ def test_what_is_known_of_held_rows_is_bounded_for_an_epoch_and_for_all(driver: 
 def test_writers_that_are_remembered_are_bounded_and_an_operator_may_forget_some(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committing, "MARKS_MAX", 2)
+    monkeypatch.setattr(writers, "MARKS_MAX", 2)
     for writer in ("w1", "w2"):
         commit(driver, txn=bulk.Txn(writer, 1))
     put(driver, {"b": [b"1"]}, txn=bulk.Txn("w1", 2))
@@ -450,7 +449,7 @@ def test_marks_of_old_logs_expire_as_they_did(driver: Driver) -> None:
 def test_writers_that_are_used_once_are_never_refused_and_forgotten_after_a_day(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committing, "MARKS_MAX", 1)
+    monkeypatch.setattr(writers, "MARKS_MAX", 1)
     commit(driver, txn=bulk.Txn("kept", 1))
     for number in range(50):
         once = bulk.Txn(f"save-{number}", 1, once=True)
