@@ -240,11 +240,23 @@ REQUEST_LIMITS: Final = (
         ),
     ),
     RequestLimit(
-        "seqs of a request, jobs of a claim",
-        "1,000 seqs; a claim gets at most 1,000 jobs and 8 MiB",
-        ("streams.protocol.messages.queue_requests:_check_settled", "shard.core.queues.jobs:Jobs"),
+        "seqs of a request, jobs of a claim, outputs of an ack",
+        "1,000 seqs; a claim gets at most 1,000 jobs and 8 MiB; 8 boxes, 1,000 records, 8 MiB of outputs",
+        (
+            "streams.protocol.messages.queue_requests:_check_settled",
+            "shard.core.queues.jobs:Jobs",
+            "gateway.api.acks:may_have_outputs",
+        ),
         ("refuses",),
-        ("invalid_request",),
+        ("invalid_request", "payload_too_large"),
+    ),
+    RequestLimit(
+        "outputs of acks that wait for their boxes",
+        "16 MiB of a queue, 64 MiB of a shard",
+        ("shard.core.queues.outputs:OutputHandlers",),
+        ("refuses",),
+        ("throttled",),
+        names=("outputs_pending",),
     ),
     RequestLimit(
         "free disk space",
