@@ -22,6 +22,7 @@ from typing import Any
 
 from loadtests import machine, report
 from loadtests import rows as plain
+from loadtests.actors import ACTOR_CASES
 from loadtests.crowd import CROWD_CASES
 from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
@@ -38,6 +39,7 @@ EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
 #: In this order. The last one ends the server that the others share.
 CASES: tuple[Case, ...] = (
     *plain.CASES[:-1],
+    *ACTOR_CASES,
     *CROWD_CASES,
     *SEALED_READ_CASES,
     *ROUTER_CASES,
@@ -123,6 +125,8 @@ def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measurement], s
             before = machine.speed(looked_at_s)
             measurement = case.measure(bench, case)
             measurement.detail["speed"] = round((before + machine.speed(looked_at_s)) / 2, 2)
+            if case.plan.get("durability") == "fsync":
+                measurement.detail["sync_ms"] = machine.sync_ms(bench.folder)
             measurements.append(measurement)
     except CaseSkipped as reason:
         return [], "", str(reason)
@@ -150,8 +154,22 @@ def summary(row: Row, measurements: list[Measurement], error: str, skip_reason: 
         "error": error,
         "skipped": skip_reason,
         "speed": statistics.median([each.detail["speed"] for each in measurements]) if measurements else None,
+        "sync_ms": _median_of(measurements, "sync_ms"),
+        "latency_ms": _median_of(measurements, "latency_ms", "p50"),
         "detail": [each.detail for each in measurements],
     }
+
+
+def _median_of(measurements: list[Measurement], *path: str) -> float | None:
+    """Return the median of one number in the details of a case; None if it has none there."""
+    numbers: list[float] = []
+    for measurement in measurements:
+        found: Any = measurement.detail
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is not None:
+            numbers.append(found)
+    return statistics.median(numbers) if numbers else None
 
 
 def progress_line(rows: list[dict[str, Any]]) -> str:

@@ -565,6 +565,10 @@ def load_of(plan: dict[str, Any]) -> Any:
         from loadtests.workers import WorkLoad
 
         return WorkLoad(plan)
+    if plan["kind"] == "actors":
+        from loadtests.actors import ActorLoad
+
+        return ActorLoad(plan)
     if plan["kind"] == "peer":
         from loadtests.peers.load import PeerLoad
 

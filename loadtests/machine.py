@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
+import tempfile
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
@@ -32,6 +34,7 @@ def facts(data_dir: Path) -> dict[str, Any]:
         "load_average": [round(each, 2) for each in os.getloadavg()],
         "cores_used_by_others": round(cores_in_use(_LOOK_S), 2),
         "speed": speed(),
+        "sync_ms": sync_ms(data_dir),
     }
 
 
@@ -52,6 +55,25 @@ def speed(seconds: float = 0.1) -> float:
         _decode(_WRITE)
         count += 1
     return round(REFERENCE_NS * 1000 * count / (now_ns - spent_ns), 2)
+
+
+#: Median time of `sync_ms` on the kind of machine that floors and aims were set on, when it is quiet.
+REFERENCE_SYNC_MS = 0.19
+
+
+def sync_ms(folder: Path, count: int = 40) -> float:
+    """Return the median time in which the disk of a folder makes 4 KiB durable, in a file without holes."""
+    page = bytes(4096)
+    times_ms: list[float] = []
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(page * count)
+        os.fsync(file.fileno())
+        for number in range(count):
+            began_ns = monotonic_ns()
+            os.pwrite(file.fileno(), page, number * len(page))
+            os.fdatasync(file.fileno())
+            times_ms.append((monotonic_ns() - began_ns) / 1e6)
+    return round(statistics.median(times_ms), 3)
 
 
 class _Record(msgspec.Struct, gc=False):
