@@ -75,10 +75,10 @@ soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing 
 torture: .venv/.dev ## Spark jobs for MINUTES=10, driver, executors, shards and gateway killed at random: each row once.
 	$(BIN)/python -m loadtests.spark_torture --minutes $(MINUTES) $(ARGS)
 
-peers: .venv/.dev ## Unpack Redis, NATS and RabbitMQ into build/, to compare with.
+peers: .venv/.dev ## Fetch Redis, Valkey, NATS, Kafka, RabbitMQ and PostgreSQL into build/, to compare with.
 	$(BIN)/python -m loadtests.peers.install
 
-compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; ten minutes.
+compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; at most 45 minutes.
 	$(BIN)/python -m loadtests.peers.compare $(ARGS)
 
 profile: .venv/.dev ## Flame graphs of gateway and shards under a load (WORKLOAD=single, diff, watch …).

@@ -150,6 +150,18 @@ def cpu_s(pids: list[int]) -> float:
     return total / _TICKS_S
 
 
+def with_descendants(pids: list[int]) -> list[int]:
+    """Return these processes and all that they, or their children, have started and that still run."""
+    found = list(pids)
+    for pid in found:
+        try:
+            with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+                found += map(int, file.read().split())
+        except FileNotFoundError:
+            continue
+    return found
+
+
 def machine_cpu_s() -> float:
     """Return the CPU time of all processes of this machine so far."""
     with open("/proc/stat", "rb") as file:
@@ -166,6 +178,8 @@ class Tally:
         self.requests_max = plan.get("requests_max") or 1 << 62
         self.bytes_max = plan.get("bytes_max") or 1 << 62
         self.processes: dict[str, list[int]] = {**plan.get("pids", {}), "generator": [os.getpid()]}
+        #: The same with all their descendants, of servers that have a process for each connection.
+        self.trees: dict[str, list[int]] = plan.get("trees", {})
         self.latencies = array("Q")
         self.requests = self.records = self.failures = self.sample_count = 0
         self.sent_requests = self.sent_bytes = 0
@@ -176,7 +190,9 @@ class Tally:
         self._cpu: dict[str, float] = {}
 
     def _cpu_now(self) -> dict[str, float]:
-        return {name: cpu_s(pids) for name, pids in self.processes.items()} | {"machine": machine_cpu_s()}
+        cpu = {name: cpu_s(pids) for name, pids in self.processes.items()}
+        cpu |= {name: cpu_s(with_descendants(pids)) for name, pids in self.trees.items()}
+        return cpu | {"machine": machine_cpu_s()}
 
     def add_answer(self, now_ns: int, latency_ns: int, records: int) -> None:
         if self.is_counting:
@@ -264,10 +280,14 @@ def percentiles(latencies_ns: array[int]) -> dict[str, float]:
 
 
 class _Connection:
-    __slots__ = ("answers", "buffer", "have", "marker", "need", "records", "rest", "sent_ns", "sock", "steps")
+    __slots__ = (
+        *("answers", "buffer", "have", "marker", "need", "records", "rest", "rest_text", "sent_ns", "sock"),
+        "steps",
+    )
 
     def __init__(self, sock: socket.socket, steps: Any) -> None:
         self.sock = sock
+        self.rest_text = b""
         self.steps = steps
         self.buffer = bytearray(_ANSWER_BYTES)
         self.have = self.need = self.answers = self.records = self.sent_ns = 0
@@ -573,6 +593,14 @@ def load_of(plan: dict[str, Any]) -> Any:
         from loadtests.peers.load import PeerLoad
 
         return PeerLoad(plan)
+    if plan["kind"] == "jobs":
+        from loadtests.peers.jobs import JobLoad
+
+        return JobLoad(plan)
+    if plan["kind"] == "kafka":
+        from loadtests.peers.kafka import KafkaLoad
+
+        return KafkaLoad(plan)
     if plan["kind"] == "deliver":
         from loadtests.peers.load import DeliverLoad
 

@@ -32,7 +32,7 @@ from loadtests.peers.servers import SERVERS, NotInstalled, Running, running_peer
 from loadtests.rows import ROOT, Bench, CaseFailed, Measurement, Sizes
 from streams.testing import ServerFailed
 
-ROUNDS, SECONDS = 5, 1.2
+ROUNDS, SECONDS, MINUTES = 5, 1.2, 45.0
 #: The spread of a figure predicts the next run. A few rounds rarely show the full variation of a machine, so
 #: the spread is the factor between the median and the farthest round to the power of `STRETCH`, and at least
 #: `FACTOR_MIN`. Two runs set both, so that each run predicts the other; a third run confirmed them. With the
@@ -49,10 +49,12 @@ AIMS: Final = (
         "watch-1-p50",
         "watch-1-p99",
     ),
-    *("watch-100-p50", "direct-1000", "direct-columns-5000", "ram-per-record", "replay"),
+    *("watch-100-p50", "router-local-hop-disk-p50", "router-hop-disk-p50", "work-1-disk", "work-16-disk"),
+    *("sealed-read-cold-cache", "sealed-read-warm"),
+    *("direct-1000", "direct-columns-5000", "ram-per-record", "replay"),
 )
 #: Rows that fill a server with millions of records: measured once.
-ONCE: Final = frozenset({"ram-per-record", "replay"})
+ONCE: Final = frozenset({"ram-per-record", "replay", "sealed-read-cold-cache", "sealed-read-warm"})
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -62,6 +64,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--rounds", type=int, default=ROUNDS, metavar="K", help="number of rounds")
     add("--seconds", type=float, default=SECONDS, metavar="N", help="measured time of each workload")
+    add(
+        "--minutes", type=float, default=MINUTES, metavar="N", help="begin no round that would end after this"
+    )
     add("--quick", action="store_true", help="tiny sizes: tests the comparison; the figures mean nothing")
     add("--only", default="", metavar="NAMES", help="only these peers, comma-separated: redis,nats")
     add("--workloads", default="*", metavar="PATTERN", help="only workloads that match, without our own aims")
@@ -254,8 +259,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ground = Ground(Bench(sizes, {}, folder))
     peers, own = Peers(arguments.only, folder), Aims()
     figures: Figures = {each.key: {} for each in WORKLOADS}
+    rounds, longest_s, round_began = 0, 0.0, began
     try:
         for number in range(1, arguments.rounds + 1):
+            longest_s = max(longest_s, time.monotonic() - round_began)
+            round_began = time.monotonic()
+            if number > 1 and round_began - began + longest_s > 60 * arguments.minutes:
+                say(f"{number - 1} of {arguments.rounds} rounds: another one would take too long")
+                break
+            rounds = number
             at = f"{number}/{arguments.rounds}"
             with peers.running() as ground.peers:
                 one_round(ground, at, arguments.workloads, figures)
@@ -269,7 +281,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "at": time.strftime("%Y-%m-%d", time.gmtime()),
         "took_s": round(time.monotonic() - began),
-        "rounds": arguments.rounds,
+        "rounds": rounds,
         "seconds": arguments.seconds,
         "stretch": STRETCH,
         "factor_min": FACTOR_MIN,

@@ -12,6 +12,7 @@ from time import monotonic_ns
 from typing import Any
 
 from loadtests.generator import HttpLoad, LoadFailed, Tally
+from loadtests.peers.kafka import Kafka
 from loadtests.peers.wires import Amqp, Confirms, Nats, Postgres, Redis, records, resp, until
 
 _RECEIVE = 256 * 1024
@@ -19,8 +20,10 @@ _RECEIVE = 256 * 1024
 
 def wire_of(plan: dict[str, Any]) -> Any:
     port, setting = plan["port"], plan["setting"]
-    if plan["peer"] == "redis":
+    if plan["peer"] in ("redis", "valkey"):
         return Redis(port, setting)
+    if plan["peer"] == "kafka":
+        return Kafka(port)
     if plan["peer"] == "nats":
         return Nats(port)
     return Amqp(port, setting) if plan["peer"] == "rabbitmq" else Postgres(port, setting)
@@ -131,13 +134,15 @@ class DeliverLoad:
         self._last_id = reply.split(b"\r\n")[7]
         return took_ns
 
+    _once_valkey = _once_redis
+
     # JetStream: a consumer that pushes to the reader's inbox.
 
     def _begin_nats(self) -> None:
         self._reader.sendall(b"SUB push.bench 2\r\n")
         config = {"deliver_subject": "push.bench", "ack_policy": "none", "deliver_policy": "all"}
         body = {"stream_name": self._box, "config": config}
-        self._wire._call(self._reader, f"$JS.API.CONSUMER.CREATE.{self._box}", body)
+        self._wire.call(self._reader, f"$JS.API.CONSUMER.CREATE.{self._box}", body)
 
     def _once_nats(self) -> int:
         return self._delivery_ns(self._data.encode())

@@ -18,12 +18,18 @@ from typing import Any, Final
 
 from loadtests import rows
 from loadtests.peers.install import environment, find
+from loadtests.peers.jobs import begin as begin_jobs
+from loadtests.peers.jobs import fill as fill_jobs
+from loadtests.peers.kafka import perf_test
 from loadtests.peers.load import wire_of
 from loadtests.peers.servers import NotInstalled, Running
 from loadtests.peers.wires import records
 from loadtests.rows import BOXES, DIFF_LIMIT, RECORD_BYTES, ROOT, Bench, Case, CaseFailed, Row
 
 READ_BOX_RECORDS: Final = 20_000
+KAFKA_TOOL: Final = "kafka-producer-perf-test"
+#: Records that Kafka's tool sends in a second of the measured time: its rate on two cores, roughly.
+KAFKA_TOOL_RECORDS_PER_S: Final = 300_000
 OURS: Final = "streams"
 
 
@@ -61,6 +67,40 @@ CONTENDERS: Final = (
         "Redis Streams, everysec, redis-benchmark",
         "the same, loaded by Redis' own tool in C",
         tool="redis-benchmark",
+    ),
+    Contender(
+        "valkey-everysec",
+        "valkey",
+        "everysec",
+        "disk",
+        "Valkey Streams, everysec",
+        "as Redis: written to the file, synced every second",
+    ),
+    Contender(
+        "valkey-everysec-c",
+        "valkey",
+        "everysec",
+        "disk",
+        "Valkey Streams, everysec, valkey-benchmark",
+        "the same, loaded by Valkey's own tool in C",
+        tool="valkey-benchmark",
+    ),
+    Contender(
+        "kafka",
+        "kafka",
+        "",
+        "disk",
+        "Kafka, confluent-kafka",
+        "acks=all, one replica: in the page cache; the broker leaves syncs to the system",
+    ),
+    Contender(
+        "kafka-java",
+        "kafka",
+        "",
+        "disk",
+        "Kafka, kafka-producer-perf-test",
+        "the same, loaded by Kafka's own tool in Java",
+        tool="kafka-producer-perf-test",
     ),
     Contender(
         "nats-file",
@@ -105,6 +145,14 @@ CONTENDERS: Final = (
         tool="redis-benchmark",
     ),
     Contender(
+        "valkey-always",
+        "valkey",
+        "always",
+        "fsync",
+        "Valkey Streams, always",
+        "as Redis: synced before the answer",
+    ),
+    Contender(
         "rabbitmq-quorum",
         "rabbitmq",
         "quorum",
@@ -141,6 +189,7 @@ class Ground:
             "peer": contender.peer,
             "setting": contender.setting,
             "port": self.peers[contender.peer].port,
+            "trees": {"server": [self.peers[contender.peer].pid]},
             **plan,
         }
         process = subprocess.run(
@@ -178,9 +227,23 @@ class Ground:
 
 Figures = dict[str, float]
 
+#: Processes of a result that are the server. The load generator is the client.
+_SERVER_PROCESSES: Final = ("gateway", "shard", "server")
+
+
+def cpu_figures(result: dict[str, Any]) -> Figures:
+    """Return the CPU seconds that a million records cost the server, and the client."""
+    cores, rate = result["cores"], result["records_per_s"]
+    if not rate:
+        return {}
+    server = sum(cores.get(name, 0.0) for name in _SERVER_PROCESSES)
+    return {"server_cpu": server / rate * 1e6, "client_cpu": cores.get("generator", 0.0) / rate * 1e6}
+
 
 def appends(ground: Ground, contender: Contender, *, batch: int, connections: int) -> Figures:
     plan = {"batch": batch, "connections": connections}
+    if contender.peer == "kafka":
+        return _kafka_appends(ground, contender, **plan)
     if contender.tool:
         return {"rate": _redis_benchmark(ground, contender, batch=batch, connections=connections)}
     if contender.peer == OURS:
@@ -190,7 +253,20 @@ def appends(ground: Ground, contender: Contender, *, batch: int, connections: in
         names = [f"bench-{number}" for number in range(BOXES)]
         with ground.boxes(contender, names):
             result = ground.load(contender, kind="peer", send="append", boxes=names, **plan)
-    return {"rate": result["records_per_s"], **result["latency_ms"]}
+    return {"rate": result["records_per_s"], **result["latency_ms"], **cpu_figures(result)}
+
+
+def _kafka_appends(ground: Ground, contender: Contender, *, batch: int, connections: int) -> Figures:
+    """Append by Kafka's own tool, or by its Python client with as many batches on their way as others have
+    connections."""
+    names = [f"bench-{number}" for number in range(BOXES)]
+    with ground.boxes(contender, names):
+        if contender.tool:
+            count = round(KAFKA_TOOL_RECORDS_PER_S * max(1.0, ground.bench.sizes.seconds))
+            return perf_test(ground.peers["kafka"].port, names[0], count, RECORD_BYTES, batch)
+        plan = {"batch": batch, "connections": connections}
+        result = ground.load(contender, kind="kafka", send="append", boxes=names, **plan)
+    return {"rate": result["records_per_s"], **result["latency_ms"], **cpu_figures(result)}
 
 
 def _redis_benchmark(ground: Ground, contender: Contender, *, batch: int, connections: int) -> float:
@@ -199,7 +275,7 @@ def _redis_benchmark(ground: Ground, contender: Contender, *, batch: int, connec
     if not tool:
         raise NotInstalled(f"{contender.tool} is not installed; try `make peers`")
     [(tag, data)] = records(0, 1, RECORD_BYTES)
-    port = ground.peers["redis"].port
+    port = ground.peers[contender.peer].port
     with ground.boxes(contender, ["bench-0"]):
 
         def rate(count: int) -> float:
@@ -244,8 +320,29 @@ def delivers(ground: Ground, contender: Contender) -> Figures:
         ).detail["latency_ms"]
         return latencies
     with ground.boxes(contender, ["deliver"]):
-        result = ground.load(contender, kind="deliver", boxes=["deliver"])
+        if contender.peer == "kafka":
+            plan = {"batch": 1, "connections": 1}
+            result = ground.load(contender, kind="kafka", send="deliver", boxes=["deliver"], **plan)
+        else:
+            result = ground.load(contender, kind="deliver", boxes=["deliver"])
     return dict(result["latency_ms"])
+
+
+def works(ground: Ground, contender: Contender, *, batch: int, connections: int) -> Figures:
+    """Claim and ack the jobs of one queue."""
+    plan = {"batch": batch, "connections": connections}
+    jobs = ground.bench.sizes.queue_jobs
+    if contender.peer == OURS:
+        durable_plan = {"durability": contender.setting, **plan}
+        result = rows.workers(
+            ground.bench, Case((Row("rate", "", "jobs/s"),), rows.workers, durable_plan)
+        ).detail
+    else:
+        with ground.boxes(contender, ["jobs"]) as wire:
+            begin_jobs(wire, "jobs")
+            fill_jobs(wire, "jobs", jobs, RECORD_BYTES)
+            result = ground.load(contender, kind="jobs", boxes=["jobs"], **plan)
+    return {"rate": result["records_per_s"], **cpu_figures(result)}
 
 
 @dataclass(frozen=True)
@@ -267,8 +364,13 @@ class Workload:
     def is_for(self, contender: Contender) -> bool:
         if contender.tool and (self.measure is not appends or self.is_time):
             return False
+        if contender.tool == KAFKA_TOOL and self.plan["batch"] == 1:
+            return False  # it puts as many records into a request as it has
         return contender.key not in self.without and contender.peer not in self.without
 
+
+#: Contenders without queues of jobs.
+NO_QUEUE: Final = frozenset({"kafka", "rabbitmq-stream"})
 
 WORKLOADS: Final = (
     Workload(
@@ -309,9 +411,15 @@ WORKLOADS: Final = (
         "rate",
         reads,
         {"connections": 4},
-        without=frozenset({"rabbitmq", "streams-fsync", "redis-always", "redis-always-c", "postgresql-on"}),
+        without=frozenset(
+            {
+                *("rabbitmq", "kafka", "streams-fsync", "postgresql-on"),
+                *("redis-always", "redis-always-c", "valkey-always"),
+            }
+        ),
         note="streams: diff. Redis: XRANGE. JetStream: a pull consumer without acks. PostgreSQL: SELECT … "
-        "WHERE seq > $1 ORDER BY seq LIMIT 1000. RabbitMQ's streams have no pages.",
+        "WHERE seq > $1 ORDER BY seq LIMIT 1000. RabbitMQ's streams have no pages, and Kafka's client reads "
+        "ahead.",
     ),
     Workload(
         "deliver-p50",
@@ -319,9 +427,12 @@ WORKLOADS: Final = (
         "p50",
         delivers,
         {},
-        without=frozenset({"rabbitmq-stream", "streams-fsync", "redis-always", "postgresql-on"}),
+        without=frozenset(
+            {"rabbitmq-stream", "streams-fsync", "redis-always", "valkey-always", "postgresql-on"}
+        ),
         note="streams: server-sent events. Redis: XREAD BLOCK. JetStream: a push consumer. RabbitMQ: a "
-        "consumer of a quorum queue, which syncs first. PostgreSQL: LISTEN, then SELECT.",
+        "consumer of a quorum queue, which syncs first. PostgreSQL: LISTEN, then SELECT. Kafka: a "
+        "consumer of one partition, in the process of the producer.",
     ),
     Workload(
         "deliver-p99",
@@ -329,6 +440,37 @@ WORKLOADS: Final = (
         "p99",
         delivers,
         {},
-        without=frozenset({"rabbitmq-stream", "streams-fsync", "redis-always", "postgresql-on"}),
+        without=frozenset(
+            {"rabbitmq-stream", "streams-fsync", "redis-always", "valkey-always", "postgresql-on"}
+        ),
+    ),
+    *(
+        Workload(
+            f"jobs-{batch}",
+            f"Claim and ack, {batch} job{'s' if batch > 1 else ''} at a time, 16 workers (jobs/s)",
+            "rate",
+            works,
+            {"batch": batch, "connections": 16},
+            without=NO_QUEUE,
+            note="streams: claim and ack of a queue. Redis: XREADGROUP, then XACK and XDEL. JetStream: a "
+            "pull consumer, each ack answered. RabbitMQ: a consumer of a quorum queue with this prefetch; "
+            "its acks are not answered. PostgreSQL: SELECT … FOR UPDATE SKIP LOCKED, then DELETE and "
+            "COMMIT.",
+        )
+        for batch in (1, 16)
+    ),
+    *(
+        Workload(
+            f"append-{batch}-{who}-cpu",
+            f"CPU of the {who} for a million records, {title} (s)",
+            f"{who}_cpu",
+            appends,
+            {"batch": batch, "connections": connections},
+            note="Of all processes of a server; of the process that loads it, for the client."
+            if batch == 1000 and who == "server"
+            else "",
+        )
+        for batch, connections, title in ((1000, 16, "batches of 1000"), (1, 64, "one by one"))
+        for who in ("server", "client")
     ),
 )

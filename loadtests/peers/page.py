@@ -31,6 +31,12 @@ LOSS_REASONS: Final = {
     "the "
     "thread that took the write.",
     "deliver-p99": "As for the p50.",
+    "jobs-1": "A job takes two requests through two Python processes, about 40 µs of the one shard each.",
+    "jobs-16": "As for one job at a time; a larger claim costs about 3 µs a job.",
+    "append-1000-server-cpu": "The shards check each record as JSON, render it and keep its tag.",
+    "append-1000-client-cpu": "A JSON body is longer than the peer's protocol.",
+    "append-1-server-cpu": "HTTP and two processes for each record, in Python.",
+    "append-1-client-cpu": "An HTTP head in each request, and in each answer.",
 }
 
 #: The limit of each row that misses its aim. Shares are of the time that a process holds its interpreter lock
@@ -73,6 +79,13 @@ LIMITS: Final = {
     "had no tags.",
     "ram-per-record": "The batch's own columns: an offset for each record, tags, and the objects around "
     "them.",
+    "router-local-hop-disk-p50": "Two requests of clients, the append and the long poll: the copy itself is "
+    "made with the append.",
+    "router-hop-disk-p50": "Two requests of clients, and two messages between the shards through a gateway.",
+    "work-1-disk": "The shard of the queue: about 40 µs of Python for a claim, and as much for its ack.",
+    "work-16-disk": "The shard of the queue: a text, a lease and an entry of the log for each job.",
+    "sealed-read-cold-cache": "The disk, while the page before is decoded and sent.",
+    "sealed-read-warm": "Copies: file, shard, gateway, client, one page after the other.",
     "replay": "Frames are decoded and applied one by one by one interpreter for each shard.",
     "redis": "The same as for batches of 1000: the shards' work for each record. Redis' tool sends one "
     "record again and "
@@ -80,7 +93,7 @@ LIMITS: Final = {
 }
 
 #: Floor and aim of the ratio to Redis Streams with its own tool: batches of 1000, same promise.
-REDIS_FLOOR, REDIS_AIM = 3.0, 5.0
+REDIS_FLOOR, REDIS_AIM = 3.0, 4.0
 #: The page has a warning if other processes use more than this share of the cores.
 BUSY_SHARE = 0.15
 
@@ -114,7 +127,7 @@ def text(result: dict[str, Any]) -> str:
         f"Python "
         f"{facts['python']}, data on {facts['filesystem']}, {result['at']}. Run it on yours: `make peers "
         f"compare`, "
-        "ten minutes.",
+        "half an hour.",
         "",
         f"Everything shares the machine: server, peers that wait, and the process that loads. "
         f"{result['rounds']} rounds "

@@ -14,13 +14,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from loadtests.peers.install import environment, find
+from loadtests.peers.install import KAFKA_VERSION, environment, find, find_kafka
+from loadtests.peers.kafka import format_storage
 
 START_S: Final = 60.0
 
@@ -33,6 +34,8 @@ class NotInstalled(Exception):
 class Running:
     port: int
     version: str
+    #: Its process, whose descendants belong to it too.
+    pid: int = 0
 
 
 def free_port() -> int:
@@ -56,8 +59,9 @@ def _version(words: list[str]) -> str:
 @contextmanager
 def _process(
     words: list[str], port: int, folder: Path, *, more: dict[str, str] | None = None, user: str | None = None
-) -> Iterator[None]:
-    """Run a process and wait until it accepts connections. At the end terminate it, and kill it if needed."""
+) -> Iterator[int]:
+    """Run a process and wait until it accepts connections; yields its pid. At the end terminate it, and kill
+    it if needed."""
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             words,
@@ -75,7 +79,7 @@ def _process(
                 tail = (folder / "log").read_text(errors="replace")[-2000:]
                 raise OSError(f"{words[0]} did not start:\n{tail}")
             time.sleep(0.1)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:
@@ -94,20 +98,35 @@ def _takes_connections(port: int) -> bool:
 
 
 @contextmanager
-def redis(folder: Path) -> Iterator[Running]:
-    """Run Redis. Each measurement sets `appendfsync`."""
-    program, port = _require("redis-server"), free_port()
+def redis(folder: Path, name: str = "redis-server") -> Iterator[Running]:
+    """Run Redis, or Valkey, which takes the same settings. Each measurement sets `appendfsync`."""
+    program, port = _require(name), free_port()
     words = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     words += ["--appendonly", "yes", "--save", "", "--auto-aof-rewrite-percentage", "0"]
-    with _process(words, port, folder):
-        yield Running(port, _version([program, "--version"]))
+    with _process(words, port, folder) as pid:
+        yield Running(port, _version([program, "--version"]), pid)
+
+
+def valkey(folder: Path) -> AbstractContextManager[Running]:
+    return redis(folder, "valkey-server")
 
 
 @contextmanager
 def nats(folder: Path) -> Iterator[Running]:
     program, port = _require("nats-server"), free_port()
-    with _process([program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, folder):
-        yield Running(port, _version([program, "--version"]))
+    words = [program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)]
+    with _process(words, port, folder) as pid:
+        yield Running(port, _version([program, "--version"]), pid)
+
+
+@contextmanager
+def kafka(folder: Path) -> Iterator[Running]:
+    """Run Kafka without ZooKeeper, broker and controller in one process."""
+    if find_kafka() is None:
+        raise NotInstalled("kafka is not installed; try `make peers`")
+    port = free_port()
+    with _process(format_storage(folder, port, free_port()), port, folder) as pid:
+        yield Running(port, KAFKA_VERSION, pid)
 
 
 @contextmanager
@@ -135,8 +154,8 @@ def rabbitmq(folder: Path) -> Iterator[Running]:
         (folder / "epmd").mkdir()
         words = [epmd, "-port", str(names), "-address", "127.0.0.1"]
         stack.enter_context(_process(words, names, folder / "epmd"))
-        stack.enter_context(_process([program], port, folder, more=more))
-        yield Running(port, match[1] if match else "unknown")
+        pid = stack.enter_context(_process([program], port, folder, more=more))
+        yield Running(port, match[1] if match else "unknown", pid)
 
 
 @contextmanager
@@ -153,8 +172,8 @@ def postgresql(folder: Path) -> Iterator[Running]:
         raise OSError(f"initdb failed:\n{process.stderr[-2000:]}")
     words = [program, "-D", str(folder / "data"), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
     words += ["-c", "max_connections=200", "-c", "max_wal_size=8GB", "-c", "shared_buffers=1GB"]
-    with _process(words, port, folder, user=user):
-        yield Running(port, _version([program, "--version"]))
+    with _process(words, port, folder, user=user) as pid:
+        yield Running(port, _version([program, "--version"]), pid)
 
 
 def _as(user: str | None) -> dict[str, Any]:
@@ -184,7 +203,14 @@ def _allow_traversal(folder: Path) -> None:
             each.chmod(status.st_mode | 0o001)
 
 
-SERVERS: Final = {"redis": redis, "nats": nats, "rabbitmq": rabbitmq, "postgresql": postgresql}
+SERVERS: Final[dict[str, Callable[[Path], AbstractContextManager[Running]]]] = {
+    "redis": redis,
+    "valkey": valkey,
+    "nats": nats,
+    "kafka": kafka,
+    "rabbitmq": rabbitmq,
+    "postgresql": postgresql,
+}
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class Redis:
     def connect(self, boxes: list[str] | None = None) -> socket.socket:
         return dial(self._port)
 
-    def _call(self, *words: str) -> None:
+    def call(self, *words: str) -> None:
         with self.connect() as sock:
             sock.sendall(resp(*words))
             count = Count(b"\n", error=b"-ERR")
@@ -109,11 +109,11 @@ class Redis:
             until(sock, count)
 
     def prepare(self, boxes: list[str]) -> None:
-        self._call("CONFIG", "SET", "appendfsync", self._appendfsync)
+        self.call("CONFIG", "SET", "appendfsync", self._appendfsync)
         self.remove(boxes)
 
     def remove(self, boxes: list[str]) -> None:
-        self._call("DEL", *boxes)
+        self.call("DEL", *boxes)
 
     def appends(self, boxes: list[str], batch: int, record_bytes: int) -> list[Step]:
         return [
@@ -177,16 +177,16 @@ class Nats:
     def connect(self, boxes: list[str] | None = None) -> socket.socket:
         sock = dial(self._port)
         #: Of the newest connection: what it sends is made right after it.
-        self._inbox = b"_INBOX.%x" % random.getrandbits(64)
-        sock.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB %b 1\r\nPING\r\n' % self._inbox)
+        self.inbox = b"_INBOX.%x" % random.getrandbits(64)
+        sock.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB %b 1\r\nPING\r\n' % self.inbox)
         count = Count(b"PONG\r\n", error=b"-ERR")
         count.expect(1)
         until(sock, count)
         return sock
 
-    def _call(self, sock: socket.socket, subject: str, body: Any) -> None:
+    def call(self, sock: socket.socket, subject: str, body: Any) -> None:
         text = json.dumps(body).encode()
-        sock.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self._inbox, len(text), text))
+        sock.sendall(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self.inbox, len(text), text))
         count = Count(b"}\r\n", error=b'"error"')
         count.expect(1)
         until(sock, count)
@@ -195,12 +195,12 @@ class Nats:
         with self.connect() as sock:
             for box in boxes:
                 config = {"name": box, "subjects": [f"to.{box}"], "storage": "file", "num_replicas": 1}
-                self._call(sock, f"$JS.API.STREAM.CREATE.{box}", config)
+                self.call(sock, f"$JS.API.STREAM.CREATE.{box}", config)
 
     def remove(self, boxes: list[str]) -> None:
         with self.connect() as sock:
             for box in boxes:
-                self._call(sock, f"$JS.API.STREAM.DELETE.{box}", {})
+                self.call(sock, f"$JS.API.STREAM.DELETE.{box}", {})
 
     def appends(self, boxes: list[str], batch: int, record_bytes: int) -> list[Step]:
         steps = []
@@ -209,7 +209,7 @@ class Nats:
                 f'{{"data":{data},"tag":"{tag}"}}'.encode()
                 for tag, data in records(seed, batch, record_bytes)
             ]
-            head = b"PUB to.%b %b" % (box.encode(), self._inbox)
+            head = b"PUB to.%b %b" % (box.encode(), self.inbox)
             steps.append(
                 Step(b"".join(b"%b %d\r\n%b\r\n" % (head, len(text), text) for text in texts), batch)
             )
@@ -256,7 +256,7 @@ class Nats:
                     count.expect(1)
                     until(sock, count)
                     subject = f"$JS.API.CONSUMER.MSG.NEXT.{box}.{name}".encode()
-                    request = b"PUB %b %b %d\r\n%b\r\n" % (subject, self._inbox, len(ask), ask)
+                    request = b"PUB %b %b %d\r\n%b\r\n" % (subject, self.inbox, len(ask), ask)
                     steps += [Step(request, limit)] * (each // limit)
         return steps
 
@@ -330,6 +330,15 @@ class Confirms:
         self._buffer = buffer[at:]
 
 
+def amqp_prefetch(count: int) -> bytes:
+    return _method(1, 60, 10, struct.pack(">IHB", 0, count, 0))
+
+
+def amqp_ack(tag: int) -> bytes:
+    """The ack of a delivery and of all before it."""
+    return _method(1, 60, 80, struct.pack(">QB", tag, 1))
+
+
 class Amqp:
     """A queue a box, `quorum` or `stream`, messages persistent, every one confirmed."""
 
@@ -387,6 +396,10 @@ class Amqp:
     def consume(box: str) -> bytes:
         return _method(1, 60, 20, b"\x00\x00" + _short(box) + _short("c") + b"\x02" + _long(b""))
 
+    @staticmethod
+    def consume_with_acks(box: str) -> bytes:
+        return _method(1, 60, 20, b"\x00\x00" + _short(box) + _short("w") + b"\x00" + _long(b""))
+
     def appends(self, boxes: list[str], batch: int, record_bytes: int) -> list[Step]:
         return [
             Step(
@@ -419,6 +432,7 @@ class Postgres:
     """A table a box. `synchronous_commit` is `on` or `off`."""
 
     READY = b"Z\x00\x00\x00\x05I"
+    READY_IN_TRANSACTION = b"Z\x00\x00\x00\x05T"
 
     def __init__(self, port: int, synchronous_commit: str) -> None:
         self._port, self._commit = port, synchronous_commit
@@ -441,7 +455,7 @@ class Postgres:
         count.expect(1)
         until(sock, count)
 
-    def _call(self, *statements: str) -> None:
+    def call(self, *statements: str) -> None:
         with self.connect() as sock:
             for statement in statements:
                 sock.sendall(self.query(statement))
@@ -455,10 +469,10 @@ class Postgres:
         columns = (
             "seq bigserial PRIMARY KEY, ts timestamptz NOT NULL DEFAULT now(), tag text, data json NOT NULL"
         )
-        self._call(*(f'CREATE TABLE "{box}" ({columns})' for box in boxes))
+        self.call(*(f'CREATE TABLE "{box}" ({columns})' for box in boxes))
 
     def remove(self, boxes: list[str]) -> None:
-        self._call(*(f'DROP TABLE IF EXISTS "{box}"' for box in boxes))
+        self.call(*(f'DROP TABLE IF EXISTS "{box}"' for box in boxes))
 
     def appends(self, boxes: list[str], batch: int, record_bytes: int) -> list[Step]:
         make = self.copy if batch > 1 else self.insert
@@ -486,7 +500,7 @@ class Postgres:
                 for first in range(0, each, 1000):
                     sock.sendall(self.copy(box, records(first, 1000, record_bytes)))
                     self._ready(sock)
-        self._call(*(f'VACUUM ANALYZE "{box}"' for box in boxes))
+        self.call(*(f'VACUUM ANALYZE "{box}"' for box in boxes))
 
     def reads(self, boxes: list[str], each: int, limit: int) -> list[Step]:
         select = 'SELECT seq, ts, tag, data FROM "{}" WHERE seq > {} ORDER BY seq LIMIT {}'

@@ -16,7 +16,7 @@ import pytest
 
 from loadtests import bench
 from loadtests.generator import LoadFailed, Step
-from loadtests.peers import compare, install, page, servers
+from loadtests.peers import compare, install, jobs, page, servers
 from loadtests.peers.load import PeerLoad
 from loadtests.peers.measuring import CONTENDERS, WORKLOADS
 from loadtests.peers.wires import Amqp, Confirms, Count, Nats, Postgres, Redis, records
@@ -58,6 +58,32 @@ def test_confirms_come_one_by_one_or_many_at_once(size: int) -> None:
     assert fed(count, ack(6, 0) + ack(5, 0), size) == 0
 
 
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, 1, len(payload)) + payload + b"\xce"
+
+
+def test_workers_know_the_end_of_an_answer_and_the_jobs_in_it() -> None:
+    job = b"*2\r\n$3\r\n1-%d\r\n*4\r\n$3\r\ntag\r\n$1\r\na\r\n$4\r\ndata\r\n$2\r\n{}\r\n"
+    redis = b"*1\r\n*2\r\n$1\r\nb\r\n*2\r\n" + job % 1 + job % 2
+    message = b'MSG to.b 1 $JS.ACK.b.workers.1.%d.1.0.0 11\r\n{"tag":"a"}\r\n'
+    row = b"D" + struct.pack(">IHI", 17, 1, 7) + b"100000%d"
+    postgres = row % 1 + row % 2 + b"C\x00\x00\x00\x0dSELECT 2\x00" + Postgres.READY_IN_TRANSACTION
+    deliver = frame(1, struct.pack(">HH", 60, 60) + b"\x01w" + struct.pack(">QB", 7, 0) + b"\x00\x01b")
+    delivery = deliver + frame(2, b"\x00" * 14) + frame(3, b"{}")
+    accepted = frame(1, struct.pack(">HH", 60, 21) + b"\x01w")
+    for worker, answer in (
+        (jobs.RedisWorker("b", 0, 2), redis),
+        (jobs.NatsWorker("b", b"_INBOX.a", 2), message % 1 + message % 2),
+        (jobs.PostgresWorker("b", 0, 2), postgres),
+        (jobs.RabbitWorker(2), accepted + delivery * 2),
+    ):
+        cuts = [at for at in range(1, len(answer)) if worker.is_claimed(answer[:at])]
+        assert cuts == [] and worker.is_claimed(answer), (worker, cuts)
+        assert len(worker.jobs) == 2
+    assert jobs.RabbitWorker(1).claim() == b"", "the first claim acks nothing"
+    assert jobs.RedisWorker("b", 0, 2).is_acked(b":2\r\n:2\r\n")
+
+
 def test_an_error_is_not_counted_as_an_answer() -> None:
     for wire, answer in (
         (Redis(0, "always"), b"-ERR unknown command\r\n"),
@@ -80,7 +106,7 @@ def test_a_marker_is_not_made_of_the_ends_of_two() -> None:
 def test_every_peer_is_sent_the_same_records() -> None:
     [(tag, data)] = records(0, 1, 110)
     nats = Nats(0)
-    nats._inbox = b"_INBOX.x"
+    nats.inbox = b"_INBOX.x"
     for wire in (Redis(0, "always"), nats, Amqp(0, "quorum"), Postgres(0, "on")):
         steps: list[Step] = wire.appends(["b"], 1, 110)
         assert [step.records for step in steps] == [1]
@@ -138,6 +164,7 @@ def test_without_any_peer_each_is_skipped_with_one_line_and_we_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(servers, "find", lambda program: None)
+    monkeypatch.setattr(servers, "find_kafka", lambda: None)
     words = ["--quick", "--rounds", "2", "--seconds", "0.1", "--workloads", "append-1000"]
     assert compare.main([*words, "--out", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == 0
     told = capsys.readouterr().err.splitlines()
@@ -261,7 +288,7 @@ def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
     assert "NATS JetStream, file (0.08×)" in lost
     assert page.LIMITS["append-100-disk"] in text and "quick run" in text
     assert "busy with other work: 0.5 of its 2 cores" in text
-    assert "its C tool, disk | 0.08× | 0.04×–0.14× | 3× | 5× | | BELOW FLOOR |" in text
+    assert "its C tool, disk | 0.08× | 0.04×–0.14× | 3× | 4× | | BELOW FLOOR |" in text
     assert "42 of 43 are where the run before it expected them (B, A: 2.5×, not 1.0×–2.0×)" in text
     page.plots(result, tmp_path)
     assert (tmp_path / "ratios.png").exists()
@@ -278,7 +305,10 @@ def test_a_peer_that_cannot_be_had_is_told_with_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(install, "find", lambda program: "/bin/x" if program == "postgres" else None)
+    monkeypatch.setattr(install, "find_kafka", lambda: None)
     monkeypatch.setattr(install, "unpack", lambda names: "no such package")
+    monkeypatch.setattr(install, "OTHERS", dict.fromkeys(install.OTHERS, lambda: "no such module"))
     assert install.main() == 1
     told = capsys.readouterr().out
     assert "postgres: /bin/x" in told and "apt-get install nats-server" in told
+    assert "kafka: no such module" in told
