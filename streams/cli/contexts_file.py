@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,6 +50,8 @@ def load() -> Contexts:
 
 def save(contexts: Contexts) -> None:
     """Replace the file atomically: a command that is killed leaves the old file."""
+    import tempfile
+
     target = path()
     target.parent.mkdir(parents=True, exist_ok=True)
     fields_by_name = {name: asdict(context) for name, context in contexts.by_name.items()}

@@ -12,8 +12,8 @@
     batching     when a batch is full or due; pure
     job_times    delays and times of jobs in milliseconds; pure
     events       server-sent events out of bytes; pure
-    concurrency  waiting and running side by side, for tasks and for threads
-    transport    the only file that knows the HTTP library
+    transport, async_transport        one request over HTTP, for threads and for tasks
+    concurrency, async_concurrency    waiting and running side by side, for threads and for tasks
     _async/      the client itself
     _sync/       its twin for threads, written by `make twin` from `_async/` and never edited
 

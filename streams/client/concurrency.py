@@ -1,52 +1,24 @@
-"""Waiting, and running things side by side: for tasks (trio, asyncio) and, with the same names, for threads.
+"""Waiting, and running things side by side, for threads.
 
 The client is written once, for tasks; its twin for threads is that text with `Async` taken out. The parts
-that differ are here. State that both kinds touch is guarded by a plain lock that is never held over a wait,
-which costs a task nothing.
+that differ are here and, with the same names, in `async_concurrency.py`. State that both kinds touch is
+guarded by a plain lock that is never held over a wait, which costs a task nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-import anyio
-import anyio.to_thread
-
 T = TypeVar("T")
-
-
-async def asleep(seconds: float) -> None:
-    await anyio.sleep(seconds)
 
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-class AsyncFlag:
-    """Set once; waited for by any number."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True if it was set in time."""
-        with anyio.move_on_after(timeout_s):
-            await self._event.wait()
-        return self._event.is_set()
 
 
 class Flag:
@@ -68,24 +40,6 @@ class Flag:
         return self._event.wait(timeout_s)
 
 
-class AsyncBell:
-    """Rung any number of times; each wait ends at the first ring since the last wait ended."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-
-    def ring(self) -> None:
-        self._event.set()
-
-    async def wait(self, timeout_s: float | None = None) -> None:
-        with anyio.move_on_after(timeout_s):
-            await self._event.wait()
-        if self._event.is_set():
-            self._event = anyio.Event()
-
-
 class Bell:
     """Rung any number of times; each wait ends at the first ring since the last wait ended."""
 
@@ -100,34 +54,6 @@ class Bell:
     def wait(self, timeout_s: float | None = None) -> None:
         self._event.wait(timeout_s)
         self._event.clear()
-
-
-class AsyncCrew:
-    """Tasks that end with the block. The first failure ends the others and is raised."""
-
-    def __init__(self) -> None:
-        self._group = anyio.create_task_group()
-
-    async def __aenter__(self) -> AsyncCrew:
-        await self._group.__aenter__()
-        return self
-
-    def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
-        self._group.start_soon(work, *args)
-
-    def cancel(self) -> None:
-        """Ends the tasks where they wait."""
-        self._group.cancel_scope.cancel()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        try:
-            return await self._group.__aexit__(kind, error, trace)
-        except BaseExceptionGroup as group:
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from None
-            raise
 
 
 class Crew:
@@ -165,19 +91,9 @@ class Crew:
             raise self._failure
 
 
-def ashield(seconds: float) -> AbstractContextManager[object]:
-    """Run a block for up to `seconds` even when the task is cancelled, to release what it holds."""
-    return anyio.move_on_after(seconds, shield=True)
-
-
 def shield(seconds: float) -> AbstractContextManager[object]:
     """Does nothing, because threads are not cancelled; see `ashield`."""
     return nullcontext()
-
-
-async def ain_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run a blocking call in a thread, so that other tasks go on."""
-    return await anyio.to_thread.run_sync(lambda: work(*args))
 
 
 def in_thread(work: Callable[..., T], *args: Any) -> T:

@@ -42,6 +42,17 @@ def client(server: Server) -> Iterator[streams.Client]:
         yield found
 
 
+def test_a_verb_loads_no_package_that_makes_it_slow_to_start(server: Server) -> None:
+    script = (
+        f"import sys; from streams.cli import run; assert run(['ls', '--url', {server.url!r}]) == 5;"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    assert {"click", "msgspec", "http"} <= loaded
+    assert not loaded & {"anyio", "asyncio", "httpx2", "logging", "obstore", "rich", "tempfile", "trio"}
+
+
 def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -41,6 +41,7 @@ SUBSTITUTIONS = [
         (r"\bashield\b", "shield"),
         (r"\bain_thread\b", "in_thread"),
         (r"\bclient\._async\b", "client._sync"),
+        (r"\bclient\.async_(?=[a-z])", "client."),
         (r"\btasks may use\b", "threads may use"),
         (r"\bwhen the task was cancelled\b", "when the thread ends early"),
     )

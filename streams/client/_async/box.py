@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 from streams.client import answers
-from streams.client._async.producer import AsyncProducer
 from streams.client._async.reader import AsyncReader
-from streams.client._async.snapshots import AsyncBoxSnapshots, AsyncStoredSnapshots, Dump, Load
-from streams.client._async.watch import AsyncBoxWatch
 from streams.client.answers import Entry, Record, Tombstone
-from streams.client.batching import Bounds
 from streams.client.job_times import epoch_ms_of, millis_of
 from streams.client.options import BoxSettings, ProducerBounds, ReadOptions, WriteOptions
 from streams.client.retry import Retry
-from streams.client.stores import Store, open_store
 from streams.protocol.messages import replies
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.names import check_group_name, check_readable_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from streams.client._async.client import AsyncClient
+    from streams.client._async.producer import AsyncProducer
+    from streams.client._async.snapshots import AsyncBoxSnapshots, AsyncStoredSnapshots, Dump, Load
+    from streams.client._async.watch import AsyncBoxWatch
+    from streams.client.stores import Store
 
 #: How far `tail` looks back at first, for each record that is wanted: a few may have been deleted.
 _TAIL_MARGIN = 2
@@ -130,6 +131,9 @@ class AsyncBox:
         **bounds: Unpack[ProducerBounds],
     ) -> AsyncProducer:
         """Many records, in batches, in the background; see `AsyncProducer`."""
+        from streams.client._async.producer import AsyncProducer
+        from streams.client.batching import Bounds
+
         return AsyncProducer(self, Bounds(**bounds), settle_s=settle_s, stop_at_failure=stop_at_failure)
 
     async def delete(
@@ -161,6 +165,8 @@ class AsyncBox:
     ) -> AsyncBoxWatch:
         """Watch records after `from_seq` (None: new records only), pushed by the server. A lost connection is
         made again. Yields `Record` and `Tombstone`."""
+        from streams.client._async.watch import AsyncBoxWatch
+
         return AsyncBoxWatch(
             self.client.watch({self.name: from_seq}, node=node, include_tags=include_tags), self.name
         )
@@ -207,13 +213,18 @@ class AsyncBox:
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> AsyncBoxSnapshots:
         """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        from streams.client._async.snapshots import AsyncBoxSnapshots
+
         return AsyncBoxSnapshots(self, dump=dump, load=load)
 
     def stored_snapshots(
         self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
     ) -> AsyncStoredSnapshots:
         """Snapshots kept in a folder, or in an object store by its URL."""
-        store = open_store(place) if isinstance(place, str | Path) else place
+        from streams.client._async.snapshots import AsyncStoredSnapshots
+        from streams.client.stores import open_store
+
+        store = open_store(place) if isinstance(place, str | os.PathLike) else place
         return AsyncStoredSnapshots(self, store, dump=dump, load=load)
 
     # -- the box itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -13,16 +13,19 @@ import msgspec
 from streams.client import answers
 from streams.client._async.box import AsyncBox
 from streams.client._async.queue import AsyncQueue
-from streams.client._async.schedules import AsyncSchedules
-from streams.client._async.watch import AsyncWatch
+from streams.client.async_concurrency import asleep
+from streams.client.async_transport import AsyncTransport
 from streams.client.attempts import Attempts
-from streams.client.concurrency import asleep
 from streams.client.errors import NotAnAnswer, error_of
 from streams.client.retry import Retry
-from streams.client.transport import ANSWER_S, AsyncTransport
+from streams.client.transport import ANSWER_S
 from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError
 from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
+
+if TYPE_CHECKING:
+    from streams.client._async.schedules import AsyncSchedules
+    from streams.client._async.watch import AsyncWatch
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 
@@ -143,6 +146,8 @@ class AsyncClient:
     @property
     def schedules(self) -> AsyncSchedules:
         """The schedules of the server."""
+        from streams.client._async.schedules import AsyncSchedules
+
         return AsyncSchedules(self)
 
     def watch(
@@ -157,6 +162,8 @@ class AsyncClient:
         """Watch these boxes, as (box, item), over one connection that is made again when it is lost. Each box
         starts after its seq in `boxes`; None starts at its head. With
         `raw_data` the data of a record is a `msgspec.Raw`, the JSON text as it was appended."""
+        from streams.client._async.watch import AsyncWatch
+
         return AsyncWatch(self, boxes, node=node, include_tags=include_tags, strong=strong, raw_data=raw_data)
 
     # -- the server

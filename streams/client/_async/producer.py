@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from streams.client import answers
 from streams.client.answers import Entry
+from streams.client.async_concurrency import AsyncBell, AsyncCrew, AsyncFlag, asleep
 from streams.client.batching import Backlog, Bounds, PendingBatch
-from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, asleep
 from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
 from streams.client.working import ProducerStatistics

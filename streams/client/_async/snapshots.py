@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from streams.client.answers import Record, Tombstone
-from streams.client.concurrency import ain_thread
+from streams.client.async_concurrency import ain_thread
 from streams.client.framing import TAG, Assembler, Restored, SnapshotPart, entries_of, part_of, writes_of
 from streams.client.json_values import encode_json
 from streams.client.stores import Store

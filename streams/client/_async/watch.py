@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from streams.client.answers import BoxDeleted, CaughtUp, RawRecordsEvent, Record, Tombstone, decode
-from streams.client.concurrency import asleep
+from streams.client.async_concurrency import asleep
 from streams.client.errors import AnswerLost, error_of
 from streams.client.events import Event, EventReader
 from streams.client.retry import FOREVER

@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from streams.client.answers import Job
-from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashield, asleep
+from streams.client.async_concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashield, asleep
 from streams.client.retry import FOREVER
 from streams.client.working import AsyncHandler, JobOutputs, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError

@@ -3,30 +3,31 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 from streams.client import answers
-from streams.client._sync.producer import Producer
 from streams.client._sync.reader import Reader
-from streams.client._sync.snapshots import BoxSnapshots, Dump, Load, StoredSnapshots
-from streams.client._sync.watch import BoxWatch
 from streams.client.answers import Entry, Record, Tombstone
-from streams.client.batching import Bounds
 from streams.client.job_times import epoch_ms_of, millis_of
 from streams.client.options import BoxSettings, ProducerBounds, ReadOptions, WriteOptions
 from streams.client.retry import Retry
-from streams.client.stores import Store, open_store
 from streams.protocol.messages import replies
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.names import check_group_name, check_readable_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from streams.client._sync.client import Client
+    from streams.client._sync.producer import Producer
+    from streams.client._sync.snapshots import BoxSnapshots, Dump, Load, StoredSnapshots
+    from streams.client._sync.watch import BoxWatch
+    from streams.client.stores import Store
 
 #: How far `tail` looks back at first, for each record that is wanted: a few may have been deleted.
 _TAIL_MARGIN = 2
@@ -131,6 +132,9 @@ class Box:
         **bounds: Unpack[ProducerBounds],
     ) -> Producer:
         """Many records, in batches, in the background; see `Producer`."""
+        from streams.client._sync.producer import Producer
+        from streams.client.batching import Bounds
+
         return Producer(self, Bounds(**bounds), settle_s=settle_s, stop_at_failure=stop_at_failure)
 
     def delete(
@@ -162,6 +166,8 @@ class Box:
     ) -> BoxWatch:
         """Watch records after `from_seq` (None: new records only), pushed by the server. A lost connection is
         made again. Yields `Record` and `Tombstone`."""
+        from streams.client._sync.watch import BoxWatch
+
         return BoxWatch(
             self.client.watch({self.name: from_seq}, node=node, include_tags=include_tags), self.name
         )
@@ -208,13 +214,18 @@ class Box:
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> BoxSnapshots:
         """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        from streams.client._sync.snapshots import BoxSnapshots
+
         return BoxSnapshots(self, dump=dump, load=load)
 
     def stored_snapshots(
         self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
     ) -> StoredSnapshots:
         """Snapshots kept in a folder, or in an object store by its URL."""
-        store = open_store(place) if isinstance(place, str | Path) else place
+        from streams.client._sync.snapshots import StoredSnapshots
+        from streams.client.stores import open_store
+
+        store = open_store(place) if isinstance(place, str | os.PathLike) else place
         return StoredSnapshots(self, store, dump=dump, load=load)
 
     # -- the box itself

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -14,8 +14,6 @@ import msgspec
 from streams.client import answers
 from streams.client._sync.box import Box
 from streams.client._sync.queue import Queue
-from streams.client._sync.schedules import Schedules
-from streams.client._sync.watch import Watch
 from streams.client.attempts import Attempts
 from streams.client.concurrency import sleep
 from streams.client.errors import NotAnAnswer, error_of
@@ -24,6 +22,10 @@ from streams.client.transport import ANSWER_S, Transport
 from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError
 from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
+
+if TYPE_CHECKING:
+    from streams.client._sync.schedules import Schedules
+    from streams.client._sync.watch import Watch
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 
@@ -142,6 +144,8 @@ class Client:
     @property
     def schedules(self) -> Schedules:
         """The schedules of the server."""
+        from streams.client._sync.schedules import Schedules
+
         return Schedules(self)
 
     def watch(
@@ -156,6 +160,8 @@ class Client:
         """Watch these boxes, as (box, item), over one connection that is made again when it is lost. Each box
         starts after its seq in `boxes`; None starts at its head. With
         `raw_data` the data of a record is a `msgspec.Raw`, the JSON text as it was appended."""
+        from streams.client._sync.watch import Watch
+
         return Watch(self, boxes, node=node, include_tags=include_tags, strong=strong, raw_data=raw_data)
 
     # -- the server

@@ -6,19 +6,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
 from streams.client import answers
 from streams.client._sync.box import Box
-from streams.client._sync.worker import Worker
 from streams.client.answers import Entry, Job, encode_entries
 from streams.client.job_times import epoch_ms_of, millis_of
 from streams.client.options import BoxSettings
 from streams.client.retry import Retry
-from streams.client.working import Handler
 from streams.protocol.messages import replies
+
+if TYPE_CHECKING:
+    from streams.client._sync.worker import Worker
+    from streams.client.working import Handler
 
 T = TypeVar("T")
 
@@ -146,4 +148,6 @@ class Queue(Box):
     ) -> Worker:
         """Calls `handler(job)` for each job, `concurrency` at once: `worker.run()`. `raw_data` as for
         `claim`."""
+        from streams.client._sync.worker import Worker
+
         return Worker(self, handler, node=node, concurrency=concurrency, lease_ms=lease_ms, raw_data=raw_data)
