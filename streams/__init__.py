@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from streams.client._sync.worker import Worker
     from streams.client.answers import BoxDeleted, CaughtUp, Entry, Job, Page, Record, Tombstone
     from streams.client.errors import AnswerLost, Closed, NotAnAnswer, NotJson, Unreachable, WriteOverCap
-    from streams.client.framing import Restored
+    from streams.client.framing import Restored, is_snapshot
     from streams.client.options import BoxSettings, ReadOptions, WriteOptions
     from streams.client.retry import Retry
     from streams.client.stores import FolderStore, ObjectStore
@@ -185,6 +185,7 @@ _HOMES = {
     "WriteOptions": "streams.client.options",
     "WriteOverCap": "streams.client.errors",
     "WriterConflict": "streams.protocol.errors",
+    "is_snapshot": "streams.client.framing",
 }
 
 __all__ = [
@@ -281,6 +282,7 @@ __all__ = [
     "WriteOverCap",
     "WriterConflict",
     "__version__",
+    "is_snapshot",
 ]
 
 

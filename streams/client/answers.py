@@ -101,10 +101,14 @@ def decode(body: bytes, kind: type[T]) -> T:
         return msgspec.convert(json.loads(body), type=kind)
 
 
-def encode_entry(entry: Entry | Any) -> bytes:
+def encode_entry(entry: Entry | Any, default_node: str | None = None) -> bytes:
     """An entry as JSON; anything else counts as the data of one. `NotJson` for what JSON cannot hold."""
     if not isinstance(entry, Entry):
-        return b'{"data":' + encode_json(entry) + b"}"
+        if default_node is None:
+            return b'{"data":' + encode_json(entry) + b"}"
+        entry = Entry(entry, node=default_node)
+    elif default_node is not None and entry.node is None:
+        entry = msgspec.structs.replace(entry, node=default_node)
     record = b'{"data":%b' % encode_json(entry.data)
     if entry.meta is not None:
         record += b',"meta":%b' % encode_json(entry.meta, "meta")
@@ -115,12 +119,12 @@ def encode_entry(entry: Entry | Any) -> bytes:
     return record + b"}"
 
 
-def encode_entries(entries: Iterable[Entry | Any]) -> list[bytes]:
-    """Entries as JSON, for one write."""
+def encode_entries(entries: Iterable[Entry | Any], default_node: str | None = None) -> list[bytes]:
+    """Entries as JSON, for one write. One that names no node is of `default_node`."""
     records: list[bytes] = []
     try:
         for entry in entries:
-            records.append(encode_entry(entry))
+            records.append(encode_entry(entry, default_node))
     except NotJson as error:
         raise error.inside(f"records[{len(records)}]") from None
     return records

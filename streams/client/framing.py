@@ -55,6 +55,11 @@ class SnapshotPart(NamedTuple):
     covers: int
 
 
+def is_snapshot(record: Record) -> bool:
+    """True for a record that is a saved state, or a part of one, and so none of the data of its box."""
+    return part_of(record) is not None
+
+
 def part_of(record: Record) -> SnapshotPart | None:
     """None for a record that is not part of a snapshot."""
     if record.tag != TAG:

@@ -239,6 +239,40 @@ def test_jobs_are_claimed_acked_given_back_and_extended(client: streams.Client, 
     assert queue.ack("w", jobs[2:]).skipped == [jobs[2].seq]
 
 
+def test_a_node_is_set_once_on_the_client_or_the_queue(server: Server, name: str) -> None:
+    with streams.Client(server.url, node="n1") as client:
+        queue = client.queue(name)
+        queue.create(lease_ms=60_000)
+        queue.append("a")
+        queue.append_batch(["b", Entry("c", node="other")])
+        with client.box(name, node="n2").producer() as producer:
+            producer.submit("d")
+            producer.submit(Entry("e", tag="t"))
+        nodes = [item.node for item in client.box(name).read()]  # type: ignore[union-attr]
+        assert nodes == ["n1", "n1", "other", "n2", "n2"]
+        jobs = queue.claim(max=5)
+        assert queue.ack(jobs[:1]).acked == 1
+        assert client.queue(name, node="n2").ack(jobs[1:2]).skipped == [2], "n1 holds it"
+        assert queue.extend(jobs[1:], lease_ms=1000).extended == 4
+        assert queue.nack(jobs[1:]).nacked == 4
+    with streams.Client(server.url) as client:
+        anyone = client.queue(name)
+        assert client.queue(name).ack(anyone.claim(max=4)).acked == 4, "one made-up name for all its queues"
+        anyone.append("f")
+        assert client.box(name).tail(1)[0].node is None  # type: ignore[union-attr]
+
+
+def test_settling_no_jobs_sends_nothing() -> None:
+    with streams.Client("http://127.0.0.1:1", retry=streams.Retry(total_s=0)) as client:
+        queue = client.queue("jobs")
+        assert (queue.ack([]).acked, queue.nack([]).nacked, queue.extend([], lease_ms=1).extended) == (
+            0,
+            0,
+            0,
+        )
+        assert queue.ack("w", []).skipped == []
+
+
 def test_dead_letters_are_requeued(client: streams.Client, name: str) -> None:
     queue = client.queue(name)
     client.box(f"{name}.dead").create()

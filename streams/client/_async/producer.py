@@ -84,9 +84,16 @@ class AsyncProducer:
     """
 
     def __init__(
-        self, sender: AsyncSender, bounds: Bounds, *, settle_s: float, stop_at_failure: bool = False
+        self,
+        sender: AsyncSender,
+        bounds: Bounds,
+        *,
+        settle_s: float,
+        stop_at_failure: bool = False,
+        node: str | None = None,
     ) -> None:
         self._sender = sender
+        self._node = node
         self._settle_s = settle_s
         self._stops_at_failure = stop_at_failure
         self._has_stopped = False
@@ -139,8 +146,9 @@ class AsyncProducer:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
     ) -> AsyncTicket:
-        """Takes a record as it is now. `TypeError` when it is not JSON."""
-        return await self.submit_encoded(answers.encode_entry(Entry(data, tag, node, meta, ts)))
+        """Takes a record, or a whole `Entry`, as it is now. `NotJson` when it is not JSON."""
+        entry = data if isinstance(data, Entry) else Entry(data, tag, node, meta, ts)
+        return await self.submit_encoded(answers.encode_entry(entry, self._node))
 
     async def submit_encoded(self, record: bytes) -> AsyncTicket:
         """Submit a record that is the JSON of an `Entry`."""

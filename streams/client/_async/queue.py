@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import msgspec
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from streams.client._async.worker import AsyncWorker
     from streams.client.working import AsyncHandler
 
-T = TypeVar("T")
-
 
 class AsyncQueue(AsyncBox):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
@@ -33,7 +31,7 @@ class AsyncQueue(AsyncBox):
 
     async def claim(
         self,
-        node: str,
+        node: str | None = None,
         *,
         max: int = 1,
         lease_ms: int | None = None,
@@ -42,8 +40,9 @@ class AsyncQueue(AsyncBox):
         raw_data: bool = False,
     ) -> list[Job]:
         """Up to `max` jobs, which are this node's until their deadline; waits up to `wait_ms` for the
-        first. With `raw_data` their data is a `msgspec.Raw`, the JSON text as it was appended."""
-        body: dict[str, Any] = {"node": node, "max": max, "wait_ms": wait_ms}
+        first. With `raw_data` their data is a `msgspec.Raw`, the JSON text as it was appended. `node` is that
+        of the queue or of the client, unless it is given here."""
+        body: dict[str, Any] = {"node": node or self._holder, "max": max, "wait_ms": wait_ms}
         if lease_ms is not None:
             body["lease_ms"] = lease_ms
         path = f"{self.path}/claim"
@@ -52,6 +51,17 @@ class AsyncQueue(AsyncBox):
             return list[Job](raw.claimed)
         return (await self.client.call("POST", path, replies.ClaimReply, body, retry=retry)).claimed
 
+    @overload
+    async def ack(
+        self,
+        jobs: Sequence[Job],
+        /,
+        *,
+        outputs: Mapping[str, Iterable[Entry | Any]] | None = None,
+        idempotency_key: str | None = None,
+    ) -> replies.AckReply: ...
+
+    @overload
     async def ack(
         self,
         node: str,
@@ -59,37 +69,89 @@ class AsyncQueue(AsyncBox):
         *,
         outputs: Mapping[str, Iterable[Entry | Any]] | None = None,
         idempotency_key: str | None = None,
+    ) -> replies.AckReply: ...
+
+    async def ack(
+        self,
+        node: str | Sequence[Job] = "",
+        jobs: Sequence[Job] | None = None,
+        *,
+        outputs: Mapping[str, Iterable[Entry | Any]] | None = None,
+        idempotency_key: str | None = None,
     ) -> replies.AckReply:
-        """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
-        acked is among the skipped.
+        """These jobs are done, and gone: `ack(jobs)`, or `ack(node, jobs)` for jobs of another node than the
+        queue's. After an answer that was lost, a job that the first attempt has acked is among the skipped.
+        Without jobs and outputs nothing is sent, and all counts are zero.
 
         `outputs` are entries by box. Then all jobs are acked or none (`LeaseLost`), and each entry appears in
         its box exactly once. A repeat has the same key, the caller's own or one that is made up."""
-        if outputs is None:
-            return await self._settle("ack", replies.AckReply, node, jobs)
-        records = {
-            box: {"records": [msgspec.Raw(entry) for entry in encode_entries(entries)]}
-            for box, entries in outputs.items()
-        }
-        key = idempotency_key or uuid.uuid4().hex
-        return await self._settle("ack", replies.AckReply, node, jobs, outputs=records, idempotency_key=key)
+        body = self._settlement(node, jobs)
+        if outputs is not None:
+            body["outputs"] = {
+                box: {"records": [msgspec.Raw(entry) for entry in encode_entries(entries, self.node)]}
+                for box, entries in outputs.items()
+            }
+            body["idempotency_key"] = idempotency_key or uuid.uuid4().hex
+        elif not body["seqs"]:
+            return replies.AckReply(self.name, 0, [], 0, 0)
+        return await self.client.call("POST", f"{self.path}/ack", replies.AckReply, body)
 
+    @overload
+    async def nack(
+        self, jobs: Sequence[Job], /, *, delay_ms: int | None = None, error: str | None = None
+    ) -> replies.NackReply: ...
+
+    @overload
     async def nack(
         self, node: str, jobs: Sequence[Job], *, delay_ms: int | None = None, error: str | None = None
+    ) -> replies.NackReply: ...
+
+    async def nack(
+        self,
+        node: str | Sequence[Job] = "",
+        jobs: Sequence[Job] | None = None,
+        *,
+        delay_ms: int | None = None,
+        error: str | None = None,
     ) -> replies.NackReply:
         """These jobs are for others, after the delay; without one, after the queue's `retry_backoff`. The
-        next worker, and the dead letter, see the `error`."""
+        next worker, and the dead letter, see the `error`. Arguments are those of `ack`."""
         fields = {"delay_ms": delay_ms, "error": error}
-        more = {name: value for name, value in fields.items() if value is not None}
-        return await self._settle("nack", replies.NackReply, node, jobs, **more)
+        body = self._settlement(node, jobs)
+        if not body["seqs"]:
+            return replies.NackReply(self.name, 0, [], 0, 0)
+        body |= {name: value for name, value in fields.items() if value is not None}
+        return await self.client.call("POST", f"{self.path}/nack", replies.NackReply, body)
 
-    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.ExtendReply:
-        """These jobs stay this node's for so long from now."""
-        return await self._settle("extend", replies.ExtendReply, node, jobs, lease_ms=lease_ms)
+    @overload
+    async def extend(self, jobs: Sequence[Job], /, *, lease_ms: int) -> replies.ExtendReply: ...
 
-    async def _settle(self, action: str, kind: type[T], node: str, jobs: Sequence[Job], **more: Any) -> T:
-        body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
-        return await self.client.call("POST", f"{self.path}/{action}", kind, {**body, **more})
+    @overload
+    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.ExtendReply: ...
+
+    async def extend(
+        self, node: str | Sequence[Job] = "", jobs: Sequence[Job] | None = None, *, lease_ms: int
+    ) -> replies.ExtendReply:
+        """These jobs stay this node's for so long from now. Arguments are those of `ack`."""
+        body = self._settlement(node, jobs)
+        if not body["seqs"]:
+            return replies.ExtendReply(self.name, 0, [], {})
+        body["lease_ms"] = lease_ms
+        return await self.client.call("POST", f"{self.path}/extend", replies.ExtendReply, body)
+
+    @property
+    def _holder(self) -> str:
+        """The node under which jobs are claimed unless a call names another."""
+        return self.node or self.client.worker_node
+
+    def _settlement(self, node: str | Sequence[Job], jobs: Sequence[Job] | None) -> dict[str, Any]:
+        holder = node if isinstance(node, str) else ""
+        all_jobs = (jobs or ()) if isinstance(node, str) else node
+        return {
+            "node": holder or self._holder,
+            "seqs": [job.seq for job in all_jobs],
+            "lease_ids": [job.lease_id for job in all_jobs],
+        }
 
     async def reschedule(
         self,

@@ -1,16 +1,16 @@
 """Snapshot and follow: begin with a saved state instead of the first record, then go live without gap or
 repeat.
 
-    snapshots = client.box("orders").snapshots()                 # kept in the box itself
-    snapshots = client.box("orders").stored_snapshots("s3://b/orders")  # outside: an object store, a folder
+    snapshots = client.box("orders").stored_snapshots("s3://b/orders")  # an object store, or a folder
+    snapshots = client.box("orders").snapshots()                        # or kept in the box itself
 
     async for item in snapshots.restore_and_follow():
         if isinstance(item, Restored):
             state = item.state or {}
-        else:
+        elif isinstance(item, Record):
             apply(item, state)
-        if enough_has_come:
-            await snapshots.save(state, item.seq)
+            if enough_has_come:
+                await snapshots.save(state, item.seq)
 
 Saving trims what the state covers, so a reader that is behind can be overtaken: records that it has not seen
 are gone, and nobody tells, for they were deleted on purpose. It notices (a part of a snapshot covers more
@@ -23,15 +23,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
-from streams.client.answers import Record, Tombstone
+from streams.client.answers import CaughtUp, Record, Tombstone
 from streams.client.async_concurrency import ain_thread
-from streams.client.framing import TAG, Assembler, Restored, SnapshotPart, entries_of, part_of, writes_of
+from streams.client.framing import TAG, Assembler, Restored, entries_of, part_of, writes_of
 from streams.client.json_values import encode_json
 from streams.client.stores import Store
+from streams.protocol.errors import BoxNotFound
 
 if TYPE_CHECKING:
     from streams.client._async.box import AsyncBox
@@ -43,7 +44,45 @@ Dump = Callable[[Any], bytes]
 Load = Callable[[bytes], Any]
 
 
-class AsyncBoxSnapshots:
+class _AsyncSnapshots:
+    """Restoring, which is the same wherever states are kept."""
+
+    async def load(self) -> Restored:
+        """The newest state that is whole."""
+        raise NotImplementedError
+
+    @overload
+    def restore_and_follow(
+        self, *, marks_caught_up: Literal[True]
+    ) -> AsyncIterator[Restored | Record | Tombstone | CaughtUp]: ...
+
+    @overload
+    def restore_and_follow(
+        self, *, marks_caught_up: Literal[False] = False
+    ) -> AsyncIterator[Restored | Record | Tombstone]: ...
+
+    async def restore_and_follow(self, *, marks_caught_up: bool = False) -> AsyncIterator[Any]:
+        """The newest state, then every record after it, for ever. With `marks_caught_up` there is a
+        `CaughtUp` once, when all that was there has been yielded: from here on the state is current."""
+        async for item in self._restore(is_endless=True):
+            if marks_caught_up or not isinstance(item, CaughtUp):
+                yield item
+
+    async def restore_and_read(self) -> AsyncIterator[Restored | Record | Tombstone]:
+        """The newest state, then every record after it up to the head that the box has when this begins. The
+        state is None, and nothing follows, when there is no such box."""
+        try:
+            async for item in self._restore(is_endless=False):
+                if not isinstance(item, CaughtUp):
+                    yield item
+        except BoxNotFound:
+            return
+
+    def _restore(self, *, is_endless: bool) -> AsyncIterator[Restored | Record | Tombstone | CaughtUp]:
+        raise NotImplementedError
+
+
+class AsyncBoxSnapshots(_AsyncSnapshots):
     """States kept in the box itself: one record, or several when it is big (`client/framing.py`)."""
 
     def __init__(self, box: AsyncBox, *, dump: Dump | None, load: Load | None) -> None:
@@ -79,38 +118,54 @@ class AsyncBoxSnapshots:
                     newest = Restored(self._load(content), part.covers)
         return newest
 
-    async def restore_and_follow(self) -> AsyncIterator[Restored | Record | Tombstone]:
-        """The newest state, then every record after it, for ever. Parts of snapshots are not shown."""
+    async def _restore(self, *, is_endless: bool) -> AsyncIterator[Restored | Record | Tombstone | CaughtUp]:
         newest = await self.load()
         yield newest
         position = newest.seq
         assembler = Assembler()
         #: Items between the parts of a snapshot that is newer than our state; they follow the new state.
         pending: list[Record | Tombstone] | None = None
-        reader = self._box.follow(position)
-        async for item in reader:
-            part = part_of(item) if isinstance(item, Record) else None
-            if part is None:
-                if pending is not None:
-                    pending.append(item)
-                else:
-                    yield item
-                    position = _end_of(item)
-            else:
+        reader = self._box.follow(position) if is_endless else self._box.read(position)
+        is_live = False
+        while True:
+            items = await reader.next_page(is_patient=is_live)
+            for item in items:
+                part = part_of(item) if isinstance(item, Record) else None
+                if part is None:
+                    if pending is not None:
+                        pending.append(item)
+                    else:
+                        yield item
+                        position = _end_of(item)
+                    continue
                 assert isinstance(item, Record)
                 content = assembler.add(part, item.data)
-                if _overtakes(part, position):
+                if part.covers > position:
                     pending = [] if pending is None else pending
                     if content is not None:
                         yield Restored(self._load(content), part.covers)
                         position = part.covers
+                if pending is not None and part.covers <= position:
+                    for each in pending:
+                        yield each
+                        position = _end_of(each)
+                    pending = None
             # The write that trims is the one that completes. So when all there is has been read and the
             # snapshot is not whole, nothing was trimmed for it, and the pending items are next.
-            if pending is not None and (not _overtakes(part, position) or reader.is_caught_up):
-                for each in pending:
+            if reader.is_caught_up:
+                for each in pending or ():
                     yield each
                     position = _end_of(each)
                 pending = None
+            if pending is None and reader.is_at_end():
+                return
+            if reader.is_caught_up and not is_live:
+                is_live = True
+                yield CaughtUp(self._box.name, reader.head_seq)
+
+
+def _start_of(item: Record | Tombstone) -> int:
+    return item.seq if isinstance(item, Record) else item.gap_from
 
 
 def _end_of(item: Record | Tombstone) -> int:
@@ -119,11 +174,7 @@ def _end_of(item: Record | Tombstone) -> int:
     return item.seq if isinstance(item, Record) else item.earliest_seq - 1
 
 
-def _overtakes(part: SnapshotPart | None, position: int) -> bool:
-    return part is None or part.covers > position
-
-
-class AsyncStoredSnapshots:
+class AsyncStoredSnapshots(_AsyncSnapshots):
     """States kept outside, by the seq they cover: `00000000000000000042-<generation>.snapshot`."""
 
     def __init__(self, box: AsyncBox, store: Store, *, dump: Dump | None, load: Load | None) -> None:
@@ -157,22 +208,31 @@ class AsyncStoredSnapshots:
                 return Restored(self._load(content), int(name.partition("-")[0]))
         return Restored(None, 0)
 
-    async def restore_and_follow(self) -> AsyncIterator[Restored | Record | Tombstone]:
-        """The newest state, then every record after it, for ever."""
+    async def _restore(self, *, is_endless: bool) -> AsyncIterator[Restored | Record | Tombstone | CaughtUp]:
         newest = await self.load()
         yield newest
         position = newest.seq
-        reader = self._box.follow(position)
-        async for item in reader:
-            start = item.seq if isinstance(item, Record) else item.gap_from
-            if start > position + 1 and reader.earliest_seq > position + 1:
+        reader = self._box.follow(position) if is_endless else self._box.read(position)
+        is_live = is_idle = False
+        while True:
+            # A trim that took all that this reader has not seen leaves nothing to wake it. So it waits only
+            # after an answer that said that there is nothing.
+            items = await reader.next_page(is_patient=is_idle)
+            if reader.earliest_seq > position + 1 and (not items or _start_of(items[0]) > position + 1):
                 newer = await self.load()
                 if newer.seq > position:
                     yield newer
                     position = newer.seq
-            if _end_of(item) > position or isinstance(item, Tombstone):
-                yield item
-                position = _end_of(item)
+            for item in items:
+                if isinstance(item, Tombstone) or item.seq > position:
+                    yield item
+                    position = _end_of(item)
+            if reader.is_at_end():
+                return
+            is_idle = reader.is_caught_up and not items
+            if reader.is_caught_up and not is_live:
+                is_live = True
+                yield CaughtUp(self._box.name, reader.head_seq)
 
     async def _names(self, generation: int) -> list[str]:
         ours = f"-{generation}.snapshot"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import uuid
 from typing import TYPE_CHECKING
@@ -54,7 +52,7 @@ class AsyncWorker:
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._raw_data = raw_data
-        self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.node = node or queue.node or f"{queue.client.worker_node}-{uuid.uuid4().hex[:6]}"
         self._stopping = AsyncFlag()
         self._end_flag = AsyncFlag()
         #: True if the queue decides how long a failed job waits.

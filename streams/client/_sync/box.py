@@ -37,8 +37,9 @@ class Box:
     """A named append-only log. Making this object sends nothing; a box is made by its first write, or
     `create`."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, *, node: str | None = None) -> None:
         self.client = client
+        self.node = node if node is not None else client.node
         self.name = check_readable_name(name)
         self.path = f"/v0/boxes/{quote(name, safe='')}"
 
@@ -96,7 +97,7 @@ class Box:
             "disable_backpressure": disable_backpressure or None,
         }
         return self.append_encoded(
-            answers.encode_entries(entries),
+            answers.encode_entries(entries, self.node),
             key=idempotency_key or uuid.uuid4().hex,
             fields={name: value for name, value in fields.items() if value is not None},
             retry=retry,
@@ -135,7 +136,9 @@ class Box:
         from streams.client._sync.producer import Producer
         from streams.client.batching import Bounds
 
-        return Producer(self, Bounds(**bounds), settle_s=settle_s, stop_at_failure=stop_at_failure)
+        return Producer(
+            self, Bounds(**bounds), settle_s=settle_s, stop_at_failure=stop_at_failure, node=self.node
+        )
 
     def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None

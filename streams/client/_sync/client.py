@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import uuid
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,7 +43,9 @@ class Client:
     Connections are made when they are needed and kept; one client is enough for a whole program, and all its
     threads may use it. Without `url` and `key` it is the server that STREAMS_URL and STREAMS_KEY name.
     `retry` says how long requests are repeated that can be. `timeout` is how many seconds one attempt waits
-    for its answer; a long poll (`wait_ms`) waits for as much longer as it asked for.
+    for its answer; a long poll (`wait_ms`) waits for as much longer as it asked for. `node` names this
+    program: it is the node of the records that it appends and of the jobs that it claims. Without one,
+    records have none, and jobs are claimed under a name that is made up.
     """
 
     def __init__(
@@ -51,10 +55,14 @@ class Client:
         key: str | None = None,
         retry: Retry | None = None,
         timeout: float = ANSWER_S,
+        node: str | None = None,
     ) -> None:
         if not timeout > 0:
             raise InvalidRequest(f"timeout: {timeout!r} is not a positive number of seconds", field="timeout")
         self.timeout = timeout
+        self.node = node
+        #: The node of workers and claims that name none.
+        self.worker_node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.url = (url or os.environ.get("STREAMS_URL") or DEFAULT_URL).rstrip("/")
         self.retry = retry or Retry()
         self._transport = Transport(self.url, key or os.environ.get("STREAMS_KEY"))
@@ -75,13 +83,15 @@ class Client:
 
     # -- boxes and routers
 
-    def box(self, name: str) -> Box:
-        """The box of this name, whether it exists or not; nothing is sent."""
-        return Box(self, name)
+    def box(self, name: str, *, node: str | None = None) -> Box:
+        """The box of this name, whether it exists or not; nothing is sent. `node` takes the place of the
+        client's."""
+        return Box(self, name, node=node)
 
-    def queue(self, name: str) -> Queue:
-        """The queue of this name, whether it exists or not; nothing is sent."""
-        return Queue(self, name)
+    def queue(self, name: str, *, node: str | None = None) -> Queue:
+        """The queue of this name, whether it exists or not; nothing is sent. `node` takes the place of the
+        client's."""
+        return Queue(self, name, node=node)
 
     def boxes(
         self, prefix: str = "", *, page_size: int = 1000, sort: str = "name", kind: str = "", text: str = ""

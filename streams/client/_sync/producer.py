@@ -85,9 +85,16 @@ class Producer:
     """
 
     def __init__(
-        self, sender: Sender, bounds: Bounds, *, settle_s: float, stop_at_failure: bool = False
+        self,
+        sender: Sender,
+        bounds: Bounds,
+        *,
+        settle_s: float,
+        stop_at_failure: bool = False,
+        node: str | None = None,
     ) -> None:
         self._sender = sender
+        self._node = node
         self._settle_s = settle_s
         self._stops_at_failure = stop_at_failure
         self._has_stopped = False
@@ -140,8 +147,9 @@ class Producer:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
     ) -> Ticket:
-        """Takes a record as it is now. `TypeError` when it is not JSON."""
-        return self.submit_encoded(answers.encode_entry(Entry(data, tag, node, meta, ts)))
+        """Takes a record, or a whole `Entry`, as it is now. `NotJson` when it is not JSON."""
+        entry = data if isinstance(data, Entry) else Entry(data, tag, node, meta, ts)
+        return self.submit_encoded(answers.encode_entry(entry, self._node))
 
     def submit_encoded(self, record: bytes) -> Ticket:
         """Submit a record that is the JSON of an `Entry`."""

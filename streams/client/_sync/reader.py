@@ -59,8 +59,8 @@ class Reader:
         self._options = {name: value for name, value in options.items() if value is not None}
         self.cursor = from_seq or 0
         self.generation: int | None = None
-        #: Of the last answer: the first seq that is there, and whether there was no more.
-        self.earliest_seq = 0
+        #: Of the last answer: the first seq that is there, the last one, and whether there was no more.
+        self.earliest_seq = self.head_seq = 0
         self._was_caught_up = False
         #: Where a reading ends that is not endless: the head when it began.
         self._until: int | None = None
@@ -77,13 +77,21 @@ class Reader:
     def __next__(self) -> Record | Tombstone:
         while not self._items:
             self.cursor = self._page_end
-            if self._is_at_end():
+            if self.is_at_end():
                 raise StopIteration
             self._fetch()
         item = self._items.popleft()
         if isinstance(item, Record):
             self.cursor = item.seq
         return item
+
+    def next_page(self, *, is_patient: bool = True) -> list[Record | Tombstone]:
+        """The items of one more answer, maybe none. An endless reader that is not patient does not wait."""
+        self.cursor = self._page_end
+        self._fetch(is_patient=is_patient)
+        items = list(self._items)
+        self._items.clear()
+        return items
 
     def commit(self) -> None:
         if self._group is None:
@@ -95,10 +103,11 @@ class Reader:
         """All there was, when the server was last asked, has been handed out."""
         return self._was_caught_up and not self._items
 
-    def _is_at_end(self) -> bool:
-        return not self._is_endless and self._until is not None and self.cursor >= self._until
+    def is_at_end(self) -> bool:
+        """True when a reading that is not endless has asked for all there was when it began."""
+        return not self._is_endless and self._until is not None and self._page_end >= self._until
 
-    def _fetch(self) -> None:
+    def _fetch(self, *, is_patient: bool = True) -> None:
         if not self._is_started and self._group is not None:
             try:
                 self.cursor = self._page_end = (self._group.state()).cursor
@@ -111,7 +120,7 @@ class Reader:
             options["from_seq"] = self.cursor
         if self.generation is not None:
             options["generation"] = self.generation
-        if self._is_endless:
+        if self._is_endless and is_patient:
             options["wait_ms"] = _WAIT_MS
         self._take(self._box.client.call("POST", f"{self._box.path}/diff", Page, options, retry=self._retry))
 
@@ -121,7 +130,7 @@ class Reader:
             self._until = page.head_seq
         self._is_started = True
         self.generation = page.generation
-        self.earliest_seq = page.earliest_seq
+        self.earliest_seq, self.head_seq = page.earliest_seq, page.head_seq
         self._was_caught_up = page.caught_up
         if page.tombstone is not None:
             self._items.append(page.tombstone)
