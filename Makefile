@@ -17,6 +17,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # uv takes a quarter of pip's time. Where it cannot be had, or pip is told of an index of packages, pip does it all.
 INSTALL = { $(PIP) uv && ! $(BIN)/python -m pip config list | grep -qE '(index-url|no-index)=' \
 	&& $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python $(1); } || $(PIP) $(1)
+# Versions with the hashes of their files, for each version of Python and each machine; no registry is named.
+LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --generate-hashes --python-version 3.11 \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 # Three workers for two cores: tests wait for processes and disks about as long as they compute.
 PYTEST_ARGS ?= -q -n 3 --dist loadfile
 SWEEP_ARGS ?= -q -n 2 --dist worksteal
@@ -91,6 +94,20 @@ cluster: .venv/.dev ## Spark with a master, workers and executors, and Spark Con
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m tests.support.twin
 
+lock: .venv/.dev ## Write deploy/server.lock and deploy/dev.lock again, from pyproject.toml (ARGS=--upgrade for newer versions).
+	@$(PIP) uv
+	$(LOCK) pyproject.toml --output-file deploy/server.lock $(ARGS)
+	$(LOCK) pyproject.toml --extra dev --output-file deploy/dev.lock $(ARGS)
+
+packages: .venv/.dev client-wheel ## Build the wheel and the sdist of the main distribution, and the client's wheel, into dist.
+	$(BIN)/python -c "from hatchling.build import *; print(build_sdist('dist'), build_wheel('dist'))"
+
+client-wheel: .venv/.dev ## Build the wheel of the client alone into dist.
+	$(BIN)/python -m deploy.client_wheel $(ARGS)
+
+sbom: .venv/.dev ## Write dist/streams.cdx.json: what the image installs, as CycloneDX.
+	$(BIN)/python -m deploy.sbom $(ARGS)
+
 docs: .venv/.dev ## Write the generated reference pages and the list of messages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
 	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
@@ -126,6 +143,7 @@ clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data
 
 .venv/.serve: pyproject.toml | .venv/bin/python
 	@echo "installing what a server needs into .venv"
+	@$(if $(LOCKED),$(call INSTALL,--require-hashes -r deploy/server.lock))
 	@$(call INSTALL,--editable .)
 	@touch $@
 
@@ -134,5 +152,6 @@ clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data
 .venv/.dev: export DIST_EXTRA_CONFIG ?= $(CURDIR)/.venv/wheels.cfg
 .venv/.dev: pyproject.toml | .venv/bin/python
 	@echo "installing what a server, its tests and its checks need into .venv"
+	@$(if $(LOCKED),$(call INSTALL,--require-hashes -r deploy/dev.lock))
 	@$(call INSTALL,--editable '.[dev]')
 	@touch .venv/.serve $@
