@@ -32,7 +32,7 @@ _SECTIONS: dict[str, list[str]] = {
     "Reading and watching": ["Reader", "Watch", "BoxWatch", "CaughtUp", "BoxDeleted"],
     "Producing": ["Producer", "Ticket", "ProducerStatistics"],
     "Queues": ["Queue", "Job", "Worker", "Nack", "WorkerStatistics"],
-    "Snapshots": ["BoxSnapshots", "StoredSnapshots", "Restored", "FolderStore", "ObjectStore"],
+    "Snapshots": ["BoxSnapshots", "StoredSnapshots", "Restored", "is_snapshot", "FolderStore", "ObjectStore"],
     "Options": ["BoxSettings", "ReadOptions", "WriteOptions", "Retry"],
     "Without the gateway": ["ShardWriter"],
 }
@@ -73,7 +73,9 @@ def _signature(function: Any) -> str:
 
 
 def _methods(kind: type) -> Iterator[str]:
-    for name, member in vars(kind).items():
+    # A private base has no section of its own.
+    bases = [base for base in reversed(kind.__mro__) if base is kind or base.__name__.startswith("_")]
+    for name, member in {name: member for base in bases for name, member in vars(base).items()}.items():
         if name.startswith("_"):
             continue
         if isinstance(member, property):
@@ -95,6 +97,9 @@ def _fields(kind: type) -> list[str]:
 
 def _class(name: str, kind: Any) -> Iterator[str]:
     yield f"### {name}\n"
+    if inspect.isfunction(kind):
+        yield f"`{name}{_signature(kind)}`\n\n{_text(kind)}\n"
+        return
     if (
         inspect.isclass(kind)
         and not hasattr(kind, "__total__")
