@@ -31,7 +31,7 @@ _SECTIONS: dict[str, list[str]] = {
     "Boxes": ["Box", "Group", "Entry", "Record", "Tombstone", "Page"],
     "Reading and watching": ["Reader", "Watch", "BoxWatch", "CaughtUp", "BoxDeleted"],
     "Producing": ["Producer", "Ticket", "ProducerStatistics"],
-    "Queues": ["Queue", "Job", "Worker", "Nack", "WorkerStatistics"],
+    "Queues": ["Queue", "Job", "Worker", "Nack", "WorkerStatistics", "JobOutputs"],
     "Snapshots": ["BoxSnapshots", "StoredSnapshots", "Restored", "is_snapshot", "FolderStore", "ObjectStore"],
     "Options": ["BoxSettings", "ReadOptions", "WriteOptions", "Retry"],
     "Without the gateway": ["ShardWriter"],
