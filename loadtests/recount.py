@@ -62,7 +62,7 @@ def read_boxes(url: str, boxes: Sequence[str]) -> tuple[pa.Table, int]:
     """Return the rows of all boxes, and the number of reported gaps. A box is numbered by its index."""
     batches, gaps = [], 0
     for number, box in enumerate(boxes):
-        for page in _pages(url, box):
+        for page in read_pages(url, box):
             gaps += page["tombstone"] is not None
             rows = [record["data"] for record in page["records"]]
             columns = [
@@ -74,7 +74,8 @@ def read_boxes(url: str, boxes: Sequence[str]) -> tuple[pa.Table, int]:
     return pa.Table.from_batches(batches, SCHEMA), gaps
 
 
-def _pages(url: str, box: str) -> Iterator[dict[str, Any]]:
+def read_pages(url: str, box: str) -> Iterator[dict[str, Any]]:
+    """Yield all pages of a box, from its first record to its last."""
     from_seq, caught_up = 0, False
     while not caught_up:
         page = call(url, "POST", f"/v0/boxes/{box}/diff", {"from_seq": from_seq, "limit": PAGE_RECORDS})

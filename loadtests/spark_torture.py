@@ -1,16 +1,17 @@
 """Spark under random kills: `python -m loadtests.spark_torture --minutes 10`, or `make torture`.
 
-One Spark application on a master with two workers runs a streaming query, a backfill and a replay
-(`spark_torture_driver.py`), while rows are appended to the source boxes and files are added:
+One Spark application on a master with two workers runs jobs over boxes, over tables, or both (`--jobs`,
+`spark_torture_driver.py`), while rows are appended to the source boxes and files are added:
 
-    in.N      ──stream──►   copy.N
-    files     ──backfill──► filled.N ──replay──► replayed.N
+    boxes     in.N ──stream──► copy.N,   files ──backfill──► filled.N ──replay──► replayed.N
+    tables    in.N ──archive──► table ──rollup──► sums ──merge──► newest
 
 Meanwhile the driver (its Python or its JVM), executors, shards and gateways are killed with SIGKILL at random
 moments, from a seed. A killed driver is restarted and resumes. It is killed only after one of its jobs has
 made progress, because otherwise a slow machine would never get beyond its start. Then kills stop, the jobs
-finish, and every box is read over plain HTTP and compared row by row with the rows sent (`recount.py`). The
-exit code is 1 if a row is lost, duplicated or unknown.
+finish, and every box is read over plain HTTP and compared row by row with the rows sent (`recount.py`).
+Tables and some of their older snapshots are read with pyiceberg (`spark_torture_tables.py`). The exit code is
+1 if a row is lost, duplicated or unknown.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -42,12 +44,14 @@ from loadtests.children import start
 from loadtests.process_table import descendants, processes
 from loadtests.recount import Recount
 from loadtests.rows import ROOT
+from loadtests.spark_torture_tables import recount_tables
 from streams.client.retry import Retry
 from streams.testing import Server, running_server
 from tests.support.spark_cluster import cluster
 
 PREFIX: Final = "torture"
 BOXES: Final = 8
+KINDS_OF_COPIES: Final = ("copy", "filled", "replayed")
 #: Records of one append, and lines of one file.
 BATCH: Final = 500
 FILE_LINES: Final = 4000
@@ -277,10 +281,10 @@ def boxes_of(kind: str) -> list[str]:
     return [f"{PREFIX}.{kind}.{number}" for number in range(BOXES)]
 
 
-def counts(url: str) -> str:
+def counts(url: str, kinds: Sequence[str]) -> str:
     """Return the record count of each kind of box, for a line of progress; – while the server is down."""
     texts = []
-    for kind in ("copy", "filled", "replayed"):
+    for kind in kinds:
         states = [once(url, "GET", f"/v0/boxes/{box}") for box in boxes_of(kind)]
         is_known = all(status == 200 for status, _ in states)
         total = f"{sum(json.loads(text)['count'] for _, text in states):,}" if is_known else "–"
@@ -290,12 +294,13 @@ def counts(url: str) -> str:
 
 def torture(arguments: argparse.Namespace, folder: Path, server: Server, master: str) -> dict[str, Recount]:
     with streams.Client(server.url) as client:
-        for kind in ("in", "copy", "filled", "replayed"):
+        for kind in ("in", *KINDS_OF_COPIES):
             for box in boxes_of(kind):
                 client.box(box).create()
     (folder / "files").mkdir()
     feed = Feed(server.url, folder, arguments.rate)
-    drivers = Drivers(folder, {"url": server.url, "master": master, "prefix": PREFIX, "boxes": BOXES})
+    plan = {"url": server.url, "master": master, "prefix": PREFIX, "boxes": BOXES, "jobs": arguments.jobs}
+    drivers = Drivers(folder, plan)
     killer = Killer(server, drivers, random.Random(arguments.seed))
     try:
         feed.begin()
@@ -313,10 +318,14 @@ def torture(arguments: argparse.Namespace, folder: Path, server: Server, master:
     _print_kills(killer, drivers)
     sent_rows = {"in": feed.appended_rows(), "filled": feed.filed_rows()}
     sent_rows |= {"copy": sent_rows["in"], "replayed": sent_rows["filled"]}
-    return {
+    kinds = ["in", *(KINDS_OF_COPIES if "boxes" in arguments.jobs else ())]
+    recounts = {
         kind: recount.compare(sent_rows[kind], *recount.read_boxes(server.url, boxes_of(kind)))
-        for kind in ("in", "copy", "filled", "replayed")
+        for kind in kinds
     }
+    if "tables" in arguments.jobs:
+        recounts |= recount_tables(server.url, folder, boxes_of("in"), f"{PREFIX}.sums", sent_rows["in"])
+    return recounts
 
 
 def _kill_for(seconds: float, killer: Killer, drivers: Drivers, feed: Feed) -> None:
@@ -334,7 +343,8 @@ def _kill_for(seconds: float, killer: Killer, drivers: Drivers, feed: Feed) -> N
             killer.kill()
             next_kill = now + killer.dice.uniform(*PAUSES_S)
         if now >= next_report:
-            say(f"appended {feed.appended_count:,}, in files {feed.file_rows:,}; {counts(killer.server.url)}")
+            found = counts(killer.server.url, KINDS_OF_COPIES)
+            say(f"appended {feed.appended_count:,}, in files {feed.file_rows:,}; {found}")
             next_report = now + REPORT_S
         time.sleep(0.1)
 
@@ -363,6 +373,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--rate", type=int, default=1500, help="rows a second, to boxes and in files each")
     parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--jobs", nargs="+", choices=("boxes", "tables"), default=["boxes", "tables"])
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
     arguments = parser.parse_args(argv)
     say(f"seed {arguments.seed}")

@@ -1,9 +1,9 @@
-"""The Spark driver of `spark_torture.py`: a streaming query, a backfill and a replay in one application.
+"""The Spark driver of `spark_torture.py`: its jobs in one application.
 
-    in.N      ──stream──►   copy.N
-    files     ──backfill──► filled.N ──replay──► replayed.N
+    boxes     in.N ──stream──► copy.N,   files ──backfill──► filled.N ──replay──► replayed.N
+    tables    in.N ──archive──► table ──rollup──► sums ──merge──► newest
 
-It reads its plan as JSON from standard input. It touches `ready` when one of the three has made progress.
+It reads its plan as JSON from standard input. It touches `ready` when a job has made progress.
 When `stop` exists, it writes the remaining rows and ends with exit code 0. Any error ends it with exit code
 1; the next driver resumes from checkpoint and ledgers.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streams.spark as ss
+from loadtests.spark_torture_tables import AGGREGATES, WINDOW_MS
 from streams.spark import jobs
 from streams.spark.spark_home import spark_home
 
@@ -37,6 +38,8 @@ class Driver:
     def __init__(self, plan: dict[str, Any]) -> None:
         self._url, self._prefix, self._boxes = plan["url"], plan["prefix"], plan["boxes"]
         self._folder = Path(plan["folder"])
+        self._jobs = plan["jobs"]
+        self._threads: list[threading.Thread] = []
         self._stop, self._ready = Path(plan["stop"]), Path(plan["ready"])
         home = spark_home()
         if home is not None:  # its Python processes start faster
@@ -58,6 +61,15 @@ class Driver:
         self._spark.sparkContext.setLogLevel("ERROR")
 
     def run(self) -> None:
+        if "tables" in self._jobs:
+            self._start(self._tables, lambda: True)
+        if "boxes" in self._jobs:
+            self._run_boxes()
+        for thread in self._threads:
+            thread.join()
+        self._spark.stop()
+
+    def _run_boxes(self) -> None:
         query = self._query()
         filling = self._start(self._backfill, lambda: True)
         # The source of the replay is complete when the backfill has ended.
@@ -71,7 +83,39 @@ class Driver:
             time.sleep(PAUSE_S)
         query.stop()
         self._query(availableNow=True).awaitTermination()
-        self._spark.stop()
+
+    def _tables(self) -> int:
+        """Archive the source boxes to a table, roll it up into a box, and merge the box into a table."""
+        name, sums = f"{self._prefix}.rows", f"{self._prefix}.sums"
+        archive = jobs.archive_table(
+            self._spark,
+            [],
+            str(self._folder / "table"),
+            name=name,
+            prefix=f"{self._prefix}.in.",
+            columns="n bigint, text string",
+            url=self._url,
+        )
+        jobs.rollup_table(
+            self._spark,
+            name,
+            sums,
+            name=f"{self._prefix}.sums",
+            window=f"{WINDOW_MS} milliseconds",
+            aggregates=AGGREGATES,
+            by="box",
+            url=self._url,
+        )
+        jobs.archive_table(
+            self._spark,
+            [sums],
+            str(self._folder / "newest"),
+            name=f"{self._prefix}.newest",
+            columns="rows bigint, total bigint",
+            merge=True,
+            url=self._url,
+        )
+        return archive.records
 
     def _start(self, job: Callable[[], int], is_complete: Callable[[], bool]) -> threading.Thread:
         """Repeat a job in a thread until its source is complete."""
@@ -89,6 +133,7 @@ class Driver:
 
         thread = threading.Thread(target=repeat, name=job.__name__)
         thread.start()
+        self._threads.append(thread)
         return thread
 
     def _query(self, **trigger: Any) -> StreamingQuery:

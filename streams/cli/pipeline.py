@@ -47,7 +47,9 @@ command.add_command(pipeline_tables.rollup_table)
 @click.option(
     "--trim", is_flag=True, help="Then compare both, and delete the archived records from the boxes."
 )
-@click.option("--format", default="parquet", show_default=True, help="parquet (files), or iceberg (a table).")
+@click.option(
+    "--format", default="parquet", show_default=True, help="parquet (files), or iceberg or delta (a table)."
+)
 @click.option("--columns", metavar="SQL", help="Table: columns of record fields, 'id bigint'; or infer.")
 @click.option("--partition-by", metavar="NAMES", help="Table: partition columns (default: box,date).")
 @click.option("--merge", is_flag=True, help="Table: keep the newest record of each tag; null deletes.")
@@ -152,6 +154,14 @@ def read_all(
 @click.option("--data", metavar="SQL", help="Data of the record (default: the whole row as JSON).")
 @click.option("--tag", metavar="SQL", help="Tag of the record.")
 @click.option("--ts", metavar="SQL", help="Time of the record; the box must accept client times.")
+@click.option(
+    "--on-bad-row",
+    type=click.Choice(["fail", "deadletter"]),
+    default="fail",
+    show_default=True,
+    help="A row that cannot be written fails its group, or goes to the dead letter box with the reason.",
+)
+@click.option("--dead-letter-box", metavar="BOX", help="Box for dead letters (default: NAME.dead).")
 @name_option
 @dry_run_option
 @spark_options
@@ -165,6 +175,8 @@ def backfill(
     data: str | None,
     tag: str | None,
     ts: str | None,
+    on_bad_row: str,
+    dead_letter_box: str | None,
     name: str,
     dry_run: bool,
     engine: SparkOptions,
@@ -183,6 +195,8 @@ def backfill(
             data=data,
             tag=tag,
             ts=ts,
+            on_bad_row=on_bad_row,
+            dead_letter_box=dead_letter_box,
             **server,
             dry_run=dry_run,
         )

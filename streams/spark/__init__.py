@@ -8,7 +8,7 @@
 Importing this module needs no Spark: each public name is loaded at its first use.
 
     options (option_table), offsets,
-    gaps, columns                     pure: parsing, planning, conversion
+    gaps, columns, bad_rows           pure: parsing, planning, conversion, rows that cannot be written
     reads, source                     which records, from which shards; Spark's readers
     sink                              transactions; Spark's writers
     checkpoints                       shortens a planned micro-batch

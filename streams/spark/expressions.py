@@ -34,11 +34,12 @@ def prepare(
     tag: Column | str | None = None,
     meta: Column | str | None = None,
     ts: Column | str | None = None,
+    source: Column | str | None = None,
 ) -> DataFrame:
     """Select the columns that the sink accepts from any frame.
 
     Without `data`, a record is the whole row as JSON. Structs, maps and arrays become JSON; text must be JSON
-    already and stays unchanged.
+    already and stays unchanged. `source` is JSON text that dead letters get (`onBadRow=deadletter`).
     """
     whole = sql.to_json(sql.struct(*[sql.col(f"`{name}`") for name in rows.columns]))
     columns = {"data": whole if data is None else _json(rows, data)}
@@ -50,6 +51,8 @@ def prepare(
         columns["meta"] = _json(rows, meta)
     if ts is not None:
         columns["ts"] = _column(ts)
+    if source is not None:
+        columns["source"] = _column(source)
     return rows.select(*[column.alias(name) for name, column in columns.items()])
 
 

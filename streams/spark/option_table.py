@@ -437,6 +437,21 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Take over the writer from another query or checkpoint.",
     ),
     Option(
+        "onBadRow",
+        _WRITES,
+        _one_of("fail", "deadletter"),
+        "fail",
+        "If a row cannot be written (not JSON or UTF-8, null, bad name or tag, too large): `fail` the job, "
+        "or write a dead letter with the reason to `deadLetterBox`, in the same transaction.",
+    ),
+    Option(
+        "deadLetterBox",
+        _WRITES,
+        _name,
+        None,
+        "With `deadletter`: the box for dead letters. A column `source` with JSON becomes part of them.",
+    ),
+    Option(
         "create",
         _WRITES,
         _flag,

@@ -158,6 +158,8 @@ class SparkWriteOptions:
     create: bool
     durability: str | None
     commit_s: float
+    #: The box for rows that cannot be written; None: such a row fails the job.
+    dead_letter_box: str | None = None
     #: Checkpoint location of a streaming query, if its options name it.
     checkpoint: str | None = None
 
@@ -229,6 +231,8 @@ def parse_write_options(raw_options: Mapping[str, str], scope: str) -> SparkWrit
         raise BadOption("txnAppId and txnVersion go together: set both, or neither")
     if values["delivery"] == "append" and values["txnAppId"] is not None:
         raise BadOption("txnAppId: has no effect with delivery=append; remove it, or use delivery=txn")
+    if (values["onBadRow"] == "deadletter") != (values["deadLetterBox"] is not None):
+        raise BadOption("onBadRow=deadletter and deadLetterBox go together: set both, or neither")
     return SparkWriteOptions(
         server=_server(values),
         box=values["box"],
@@ -241,6 +245,7 @@ def parse_write_options(raw_options: Mapping[str, str], scope: str) -> SparkWrit
         create=values["create"],
         durability=values["durability"],
         commit_s=values["commitTimeoutMs"] / 1000,
+        dead_letter_box=values["deadLetterBox"],
         checkpoint=_lower_names(raw_options).get("checkpointlocation"),
     )
 

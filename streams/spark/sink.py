@@ -48,6 +48,7 @@ from pyspark.sql.types import (
 from streams.client.retry import Retry
 from streams.direct import BoxResult, PackedColumns, Parcel, Shards, Txn
 from streams.protocol.errors import BY_CODE, StreamsError, Uncertain, WriterConflict
+from streams.spark.bad_rows import SOURCE, split_bad_rows
 from streams.spark.columns import Packer, split_batch
 from streams.spark.options import BadOption, SparkWriteOptions
 from streams.spark.reads import open_client, open_shards
@@ -94,7 +95,10 @@ class AlreadyCommitted(WriterConflict):
 def check_columns(schema: StructType, options: SparkWriteOptions) -> None:
     """Raise `BadOption` for columns that cannot be written: nothing is dropped or converted silently."""
     names = schema.names
-    unknown = [name for name in names if name not in _TYPES]
+    allowed_types = dict(_TYPES)
+    if options.dead_letter_box is not None:
+        allowed_types[SOURCE] = (StringType,)
+    unknown = [name for name in names if name not in allowed_types]
     if unknown:
         raise BadOption(
             f"column {unknown[0]}: is not written; the columns are {', '.join(_TYPES)}. To put it into data: "
@@ -107,7 +111,7 @@ def check_columns(schema: StructType, options: SparkWriteOptions) -> None:
     if "box" not in names and options.box is None:
         raise BadOption("there is no column box; add one, or set the option box for all rows")
     for each in schema.fields:
-        if not isinstance(each.dataType, _TYPES[each.name]):
+        if not isinstance(each.dataType, allowed_types[each.name]):
             hint = f'; use to_json(col("{each.name}"))' if each.name in ("data", "meta") else ""
             raise BadOption(f"column {each.name}: cannot be {each.dataType.simpleString()}{hint}")
 
@@ -132,16 +136,25 @@ def send_rows(options: SparkWriteOptions, txn: Txn, batches: Iterator[pa.RecordB
             default_node=options.node,
             create=None if options.create else False,
         )
+        dead_letter_packer = Packer(shards.shard_of, box=options.dead_letter_box, default_node=options.node)
         creator = _BoxCreator(options, shards) if options.durability is not None else None
         rows = 0
+
+        def put(piece: pa.RecordBatch, packer: Packer) -> None:
+            for shard, message in packer.pack(piece):
+                if creator is not None:
+                    creator.create_missing(message.boxes)
+                delivery.put(shard, message)
+
         try:
             for batch in batches:
                 for piece in split_batch(batch):
-                    for shard, message in packer.pack(piece):
-                        if creator is not None:
-                            creator.create_missing(message.boxes)
-                        delivery.put(shard, message)
                     rows += piece.num_rows
+                    if options.dead_letter_box is not None:
+                        piece, dead_letters = split_bad_rows(piece, options.box)
+                        if dead_letters is not None:
+                            put(dead_letters, dead_letter_packer)
+                    put(piece, packer)
             return TaskCommit(txn, delivery.name, rows, delivery.close())
         except BaseException:
             # Spark may not report this attempt to the driver, so drop its rows here.

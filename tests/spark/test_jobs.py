@@ -24,6 +24,7 @@ from streams.protocol.messages.bulk import TxnState
 from streams.spark import jobs
 from streams.spark.gaps import GapError
 from streams.spark.jobs import archive_files, archive_upkeep
+from streams.spark.jobs.backfill import _numbered_lines
 from streams.spark.jobs.job_context import JobContext, JobRefused, Ledger
 from streams.spark.jobs.spark_errors import parse_error
 from streams.testing import Server
@@ -260,16 +261,34 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
     assert client.box(name).state().count == 20
     with pytest.raises(JobRefused, match=r"3\.json, line 3: '\{\"n\": '; .*3\.json, line 4"):
         run()
-    (tmp_path / "3.json").unlink()
-    done = run()
-    assert (done.records, done.groups, done.groups_done_before) == (10, 2, 1)
+    done = run(on_bad_row="deadletter")
+    assert (done.records, done.dead_letters, done.groups, done.groups_done_before) == (11, 2, 2, 1)
+    dead = [item.data for item in client.box(f"{name}.dead").read() if isinstance(item, Record)]
+    found = [(Path(each["source"]["file"]).name, each["source"]["line"], each["data"]) for each in dead]
+    assert sorted(found) == bad and all(each["reason"].startswith("data: not ") for each in dead)
     assert run().records == 0
     records = [item for item in client.box(name).read() if isinstance(item, Record)]
-    assert sorted(item.data["n"] for item in records) == list(range(30))
+    assert sorted(item.data["n"] for item in records) == list(range(31))
     assert all(item.tag == str(item.data["n"]) and item.node == "backfill" for item in records)
     assert '"price": 1.10' in bytes(client.box(name).raw_page(from_seq=0).records[0]).decode(), "digits stay"
     with pytest.raises(JobRefused, match="give either a box"):
         jobs.backfill(spark, str(tmp_path), name=name, url=server.url)
+
+
+def test_lines_of_a_file_that_spark_reads_in_blocks_keep_their_numbers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.json").write_text("".join(f"{n} {'x' * (n % 50)}\n" for n in range(1, 3001)))
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
+    spark.conf.set("spark.sql.files.openCostInBytes", "1000")
+    try:
+        rows = _numbered_lines(spark, [str(tmp_path)]).collect()
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+        spark.conf.unset("spark.sql.files.openCostInBytes")
+    assert len(rows) == 6000
+    assert all(row["value"].split()[0] == str(row["line"]) for row in rows)
 
 
 def test_a_job_runs_in_a_thread_that_did_not_create_the_session(

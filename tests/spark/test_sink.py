@@ -21,7 +21,14 @@ from streams.direct import Shards, Txn
 from streams.protocol.errors import BoxNotFound, InvalidRequest, WriterConflict
 from streams.spark import reads, sink
 from streams.spark.columns import COLUMNS
-from streams.spark.options import BATCH, WRITE, SparkWriteOptions, parse_read_options, parse_write_options
+from streams.spark.options import (
+    BATCH,
+    WRITE,
+    BadOption,
+    SparkWriteOptions,
+    parse_read_options,
+    parse_write_options,
+)
 from streams.spark.sink import AlreadyCommitted, PartialCommit, TaskCommit
 from streams.testing import Server
 
@@ -254,6 +261,49 @@ def test_a_row_that_is_no_json_fails_the_task_with_its_box(server: Server, name:
     assert refused.value.message == (
         f"{name} records[1].data: must be exactly one JSON value, got '{{\"a\":'"
     )
+
+
+def test_rows_that_cannot_be_written_become_dead_letters_in_the_same_transaction(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    rows = [
+        ("a", b'{"n": 1}', "t", None),
+        ("a", b'{"n": ', "t", '{"file": "f", "line": 2}'),
+        ("a", b"\xff", None, None),
+        ("no box!", b"1", None, None),
+        (None, b"1", None, None),
+        ("a", None, None, None),
+        ("a", b"2", "x" * 257, None),
+        ("a", b" 3", None, None),
+    ]
+    columns = zip(("box", "data", "tag", "source"), zip(*rows, strict=True), strict=True)
+    types = {"data": pa.binary()}
+    batch = pa.RecordBatch.from_pydict(
+        {
+            column: pa.array(
+                [name if value == "a" else value for value in values], types.get(column, pa.string())
+            )
+            for column, values in columns
+        }
+    )
+    dead_box = f"{name}.dead"
+    write = write_options(server, onBadRow="deadletter", deadLetterBox=dead_box)
+    message = sink.send_rows(write, Txn(name, 1), iter([batch]))
+    assert not client.box(dead_box).exists() or client.box(dead_box).state().count == 0, "not committed yet"
+    sink.commit_tasks(write, [message])
+    assert [item.data for item in client.box(name).read() if isinstance(item, Record)] == [{"n": 1}, 3]
+    dead = [item.data for item in client.box(dead_box).read() if isinstance(item, Record)]
+    assert [(each["box"], each["data"], each["reason"].partition(":")[0]) for each in dead] == [
+        (name, '{"n": ', "data"),
+        (name, "\N{REPLACEMENT CHARACTER}", "data"),
+        ("no box!", "1", "box"),
+        (None, "1", "box"),
+        (name, None, "data"),
+        (name, "2", "tag"),
+    ]
+    assert dead[0]["source"] == {"file": "f", "line": 2} and "not UTF-8" in dead[1]["reason"]
+    with pytest.raises(BadOption, match="onBadRow=deadletter and deadLetterBox go together"):
+        write_options(server, onBadRow="deadletter")
 
 
 def test_nothing_to_commit_is_no_transaction(server: Server) -> None:

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyiceberg.table import StaticTable
 
 import streams
 from streams.client.answers import Record
 from streams.spark import jobs
-from streams.spark.jobs.job_context import JobRefused
+from streams.spark.jobs.job_context import JobRefused, Ledger
+from streams.spark.jobs.table_archive import LEDGER, open_table
 from streams.testing import Server
 
 if TYPE_CHECKING:
@@ -21,6 +24,50 @@ if TYPE_CHECKING:
 
 def _append(client: streams.Client, box: str, numbers: range) -> None:
     client.box(box).append_batch([streams.Entry({"n": n, "user": f"u{n % 3}"}) for n in numbers])
+
+
+def test_a_delta_table_has_the_same_snapshots_columns_and_merges(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "table")
+
+    def run(**more: Any) -> jobs.TableArchive:
+        options: dict[str, Any] = {"name": name, "format": "delta", "url": server.url, **more}
+        return jobs.archive_table(spark, [name], path, **options)
+
+    _append(client, name, range(5))
+    first = run(columns="n bigint")
+    _append(client, name, range(5, 8))
+    assert run(columns="n bigint, user string").columns == ["user"]
+    _append(client, name, range(8, 10))
+    assert _seqs(jobs.read_table(spark, name, url=server.url)) == list(range(1, 11))
+    old = jobs.read_table(spark, name, snapshot=first.snapshot, with_boxes=False, url=server.url)
+    assert _seqs(old) == [1, 2, 3, 4, 5]
+
+    # Another engine, which knows the folder alone.
+    other = DeltaTable(path)
+    rows = pa.table(other.scan().read_all()).select(["seq", "n", "user", "box", "date"]).to_pylist()
+    assert sorted(row["seq"] for row in rows) == list(range(1, 9))
+    assert {row["n"]: row["user"] for row in rows} == {n: f"u{n % 3}" if n > 4 else None for n in range(8)}
+    assert {row["box"] for row in rows} == {name} and all(row["date"] is not None for row in rows)
+    assert DeltaTable(path, version=first.snapshot).count() == 5
+
+    slow = open_table(Ledger(client, LEDGER + name), name)
+    files = [each.path for each in slow.files()]
+    assert run().records == 2
+    with pytest.raises(JobRefused, match="another run of this job"):
+        slow.commit(files, {})
+    assert _seqs(jobs.read_table(spark, name, url=server.url)) == list(range(1, 11))
+
+    box = client.box(f"{name}.m")
+    box.append_batch([streams.Entry({"n": n}, tag=tag) for n, tag in enumerate("aab")])
+    merge: dict[str, Any] = {"columns": "n int", "merge": True, "url": server.url}
+    merged = f"{path}-merged"
+    jobs.archive_table(spark, [box.name], merged, name=box.name, format="delta", **merge)
+    box.append_batch([streams.Entry(None, tag="b"), streams.Entry({"n": 5}, tag="c")])
+    jobs.archive_table(spark, [box.name], merged, name=box.name, format="delta", **merge)
+    kept = jobs.read_table(spark, box.name, with_boxes=False, url=server.url).select("tag", "n").collect()
+    assert {row["tag"]: row["n"] for row in kept} == {"a": 1, "c": 5}
 
 
 def _seqs(rows: DataFrame) -> list[int]:
@@ -106,9 +153,6 @@ def test_small_files_are_merged_and_old_snapshots_keep_their_records(
 def test_of_two_runs_at_once_one_commits(
     spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
 ) -> None:
-    from streams.spark.jobs.job_context import Ledger
-    from streams.spark.jobs.table_archive import LEDGER, open_table
-
     path = str(tmp_path / "table")
     _append(client, name, range(3))
     jobs.archive_table(spark, [name], path, name=name, url=server.url)

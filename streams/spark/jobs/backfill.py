@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
+from pyspark.sql import Window
 from pyspark.sql import functions as sql
 
+from streams.client._sync.client import Client
 from streams.protocol.errors import InvalidRequest
 from streams.spark.expressions import prepare
 from streams.spark.jobs.job_context import JobContext, JobRefused, Ledger
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 LEDGER = "backfill."
 #: Most bad lines in a result or an error.
 _BAD_LINES_MAX = 10
-_SPLIT = "spark.sql.files.maxPartitionBytes"
 _FORMATS = ("json", "parquet", "csv", "orc")
 
 
@@ -42,6 +43,8 @@ class Backfill(msgspec.Struct, frozen=True):
     #: (file, line, text) of lines that are not JSON or not UTF-8. Only a dry run fills it.
     bad: list[tuple[str, int, str]] = []
     is_dry: bool = False
+    #: Rows that this run has written as dead letters.
+    dead_letters: int = 0
 
 
 @spark_job
@@ -62,6 +65,8 @@ def backfill(
     files_per_group: int = 1000,
     group_bytes: int = STEP_BYTES,
     options: Mapping[str, str] | None = None,
+    on_bad_row: str = "fail",
+    dead_letter_box: str | None = None,
     dry_run: bool = False,
 ) -> Backfill:
     """Append the rows of the files at `path` to `box`, or to the box that the SQL expression `box_column`
@@ -71,21 +76,28 @@ def backfill(
     formats a record is the row as JSON, or the value of the SQL expression `data`. `tag` and `ts` are SQL
     expressions too; a box keeps `ts` only if its `timestamping` accepts the client's.
 
+    With `on_bad_row="deadletter"`, a row that cannot be written becomes a record in `dead_letter_box`
+    (default: NAME.dead) with the reason, the file and, for JSON and Parquet, the line or row, in the
+    transaction of its group. Otherwise it fails the group.
+
     A group has at most `files_per_group` files and about `group_bytes` bytes, but at least one file.
     """
     if format not in _FORMATS:
         raise JobRefused(f"format {format}: must be one of {', '.join(_FORMATS)}")
     if (box is None) == (box_column is None):
         raise JobRefused("give either a box, or an expression for it (box_column), not both")
+    if on_bad_row not in ("fail", "deadletter"):
+        raise JobRefused(f"on_bad_row {on_bad_row}: must be fail or deadletter")
     context = JobContext(url, key)
     writer = f"job:backfill:{name}"
+    dead_box = (dead_letter_box or f"{name}.dead") if on_bad_row == "deadletter" else None
     columns = {
         "data": data or ("data" if format == "json" else None),
         "box": box_column,
         "tag": tag,
         "ts": ts,
     }
-    source = _Source(spark, format, options or {}, columns)
+    source = _Source(spark, format, options or {}, columns, has_source=dead_box is not None)
     with context.client() as client, context.shards() as shards:
         steps = Steps(Ledger(client, LEDGER + name), shards, writer, is_dry=dry_run)
         groups_planned, before = len(steps.fixed_plans), len(steps.completed_plans)
@@ -105,12 +117,27 @@ def backfill(
                 is_dry=True,
             )
         target: dict[str, Any] = {"box": box} if box is not None else {}
+        if dead_box is not None:
+            target |= {"onBadRow": "deadletter", "deadLetterBox": dead_box}
+            dead_before = _head(client, dead_box)
         write = partial(context.write, writer=writer, node=node, **target)
         records = files_done = 0
         for plan in _plans(steps, groups):
             records += _write_group(source, steps, plan, write)
             files_done += len(plan["files"])
-    return Backfill(name, files_done, records, len(steps.completed_plans), before)
+        dead_letters = 0 if dead_box is None else _head(client, dead_box) - dead_before
+    return Backfill(
+        name,
+        files_done,
+        records - dead_letters,
+        len(steps.completed_plans),
+        before,
+        dead_letters=dead_letters,
+    )
+
+
+def _head(client: Client, box: str) -> int:
+    return client.box(box).position().head_seq if client.box(box).exists() else 0
 
 
 @dataclass(frozen=True)
@@ -122,9 +149,23 @@ class _Source:
     options: Mapping[str, str]
     #: SQL expressions of the columns data, box, tag and ts.
     columns: Mapping[str, str | None]
+    #: Add the column `source`, with file and line.
+    has_source: bool = False
 
     def rows(self, files: list[str]) -> DataFrame:
-        return prepare(_read(self.spark, files, self.format, self.options), **self.columns)
+        if not self.has_source:
+            return prepare(_read(self.spark, files, self.format, self.options), **self.columns)
+        if self.format == "json":
+            lines = _numbered_lines(self.spark, files).filter("trim(value) != ''")
+            rows = lines.withColumnRenamed("value", "data")
+            origin = sql.struct("file", "line")
+        else:
+            rows = _read(self.spark, files, self.format, self.options)
+            fields = [sql.col("_metadata.file_path").alias("file")]
+            if self.format == "parquet":
+                fields.append((sql.col("_metadata.row_index") + 1).alias("line"))
+            origin = sql.struct(*fields)
+        return prepare(rows, **self.columns, source=sql.to_json(origin))
 
     def bad_lines(self, files: Sequence[str]) -> list[tuple[str, int, str]]:
         return _find_bad_lines(self.spark, files) if files and self.format == "json" else []
@@ -190,24 +231,32 @@ def _normalize_path(path: str) -> str:
     return unquote(re.sub(r"^(\w+):/+", r"\1:/", path))
 
 
+def _numbered_lines(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    """Return the lines of files with the columns file, line (from 1) and value.
+
+    Spark reads a large file in blocks, and several small files in one task. So the lines of each block are
+    counted first. In a task, the ids of lines increase in the order of the file.
+    """
+    lines = spark.read.text(list(files)).select(
+        sql.col("_metadata.file_path").alias("file"),
+        sql.col("_metadata.file_block_start").alias("block"),
+        sql.monotonically_increasing_id().alias("id"),
+        "value",
+    )
+    blocks = lines.groupBy("file", "block").agg(
+        sql.count("*").alias("lines"), sql.min("id").alias("first_id")
+    )
+    lines_before = sql.sum("lines").over(Window.partitionBy("file").orderBy("block")) - sql.col("lines")
+    offset = (lines_before - sql.col("first_id") + 1).alias("offset")
+    offsets = blocks.select("file", "block", offset)
+    numbered = lines.join(sql.broadcast(offsets), ["file", "block"])
+    return numbered.select("file", (sql.col("id") + sql.col("offset")).alias("line"), "value")
+
+
 def _find_bad_lines(spark: SparkSession, files: Sequence[str]) -> list[tuple[str, int, str]]:
     """Return (file, line number, text) of lines that cannot be records."""
     wrong = "trim(value) != '' and (not is_valid_utf8(value) or try_parse_json(value) is null)"
-    names = spark.read.text(list(files)).filter(wrong).select("_metadata.file_path").distinct()
-    bad_lines: list[tuple[str, int, str]] = []
-    before = spark.conf.get(_SPLIT)
-    spark.conf.set(_SPLIT, str(1 << 60))  # one partition for each file, so that row numbers are line numbers
-    try:
-        for name in sorted(row["file_path"] for row in names.limit(_BAD_LINES_MAX).collect()):
-            lines = spark.read.text(name)
-            lines = lines.select((sql.monotonically_increasing_id() + 1).alias("line"), "value")
-            text = sql.make_valid_utf8(sql.substring("value", 1, 100))
-            some = (
-                lines.filter(wrong).select("line", text.alias("text")).limit(_BAD_LINES_MAX - len(bad_lines))
-            )
-            bad_lines += [(name, row["line"], row["text"]) for row in some.collect()]
-            if len(bad_lines) >= _BAD_LINES_MAX:
-                break
-    finally:
-        spark.conf.set(_SPLIT, str(before))
-    return bad_lines
+    text = sql.make_valid_utf8(sql.substring("value", 1, 100)).alias("text")
+    lines = _numbered_lines(spark, files).filter(wrong).select("file", "line", text)
+    first_lines = lines.orderBy("file", "line").limit(_BAD_LINES_MAX).collect()
+    return [(row["file"], row["line"], row["text"]) for row in first_lines]

@@ -55,7 +55,10 @@ if TYPE_CHECKING:
 
 LEDGER = "table."
 #: Format -> module, class and the package that it needs.
-FORMATS = {"iceberg": ("iceberg", "IcebergTable", "pyiceberg")}
+FORMATS = {
+    "iceberg": ("iceberg", "IcebergTable", "pyiceberg"),
+    "delta": ("delta", "OpenDeltaTable", "deltalake"),
+}
 PARTITION_BY = ("box", "date")
 #: Of merged tables: the newest record of a tag may be of any day.
 _MERGED_PARTITION_BY = ("box",)
@@ -138,7 +141,8 @@ def archive_table(
         ledger = Ledger(client, LEDGER + name)
         table: OpenTable | None = kind.open(ledger, path)
         _check_merge(table, name, merge)
-        cursors = find_version(table, None).cursors if table is not None and table.versions() else {}
+        has_snapshot = table is not None and table.newest() is not None
+        cursors = find_version(table, None).cursors if table is not None and has_snapshot else {}
         start, end, new_cursors = _plan(shards, boxes, cursors, on_gap)
         if dry_run or not end:
             ranges = {box: _range(new_cursors[box], start[box], end[box] - start[box]) for box in end}

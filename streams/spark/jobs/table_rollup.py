@@ -85,29 +85,28 @@ def rollup_table(
         steps = Steps(Ledger(client, LEDGER + name), shards, writer, is_dry=dry_run)
         if any(plan["definition"] != definition for plan in steps.fixed_plans[-1:]):
             raise JobRefused(f"rollup {name} has run with other arguments; use another name")
-        newest = find_version(source, None) if source.versions() else None
-        if newest is None:
+        if source.newest() is None:
             return TableRollup(name, table, to, None, 0, 0, is_dry=dry_run)
+        newest = find_version(source, None)
         if dry_run:
-            new_records = _new_rows(spark, source, _last_version(source, steps), newest).count()
+            new_records = _new_rows(spark, source, _last_end(steps), newest).count()
             return TableRollup(name, table, to, newest.id, new_records, 0, is_dry=True)
         if not client.box(to).exists():
             client.box(to).create(compact="tag")
         write = partial(context.write, box=to, writer=writer, node="rollup")
         new_records = records = 0
         while (plan := _next_plan(source, steps, newest, definition)) is not None:
-            before = None if plan["from"] is None else find_version(source, plan["from"])
-            after = find_version(source, plan["until"])
-            new_rows = _new_rows(spark, source, before, after)
+            after = find_version(source, plan["end"]["snapshot"])
+            new_rows = _new_rows(spark, source, plan["start"], after)
             rows = _rows_of_windows(spark, source, after, new_rows, window, by, time)
             records += steps.run(plan, partial(write, aggregate_windows(rows, window, aggregates, by, time)))
             new_records += new_rows.count()
     return TableRollup(name, table, to, newest.id, new_records, records)
 
 
-def _last_version(source: OpenTable, steps: Steps) -> TableVersion | None:
-    """Return the snapshot where the last planned step ends."""
-    return find_version(source, steps.fixed_plans[-1]["until"]) if steps.fixed_plans else None
+def _last_end(steps: Steps) -> dict[str, Any] | None:
+    """Return the snapshot and the cursors where the last planned step ends."""
+    return steps.fixed_plans[-1]["end"] if steps.fixed_plans else None
 
 
 def _next_plan(
@@ -116,28 +115,31 @@ def _next_plan(
     """Return the unfinished plan, or a new one up to the newest snapshot; None if nothing is new."""
     if steps.unfinished_plan is not None:
         return steps.unfinished_plan
-    last = _last_version(source, steps)
-    if last is not None and last.cursors == newest.cursors:
+    last = _last_end(steps)
+    cursors = {box: [cursor.gen, cursor.seq] for box, cursor in newest.cursors.items()}
+    if last is not None and last["cursors"] == cursors:
         return None
-    return steps.plan(
-        {"from": None if last is None else last.id, "until": newest.id, "definition": definition}
-    )
+    end = {"snapshot": newest.id, "cursors": cursors}
+    return steps.plan({"start": last, "end": end, "definition": definition})
 
 
 def _new_rows(
-    spark: SparkSession, source: OpenTable, before: TableVersion | None, after: TableVersion
+    spark: SparkSession, source: OpenTable, start: dict[str, Any] | None, end: TableVersion
 ) -> DataFrame:
-    """Return the rows that a snapshot has and an older one has not."""
-    old_files = {file.path for file in source.files(before.id)} if before is not None else set()
-    files = [file.path for file in source.files(after.id) if file.path not in old_files]
+    """Return the rows that a snapshot has and the snapshot at `start` has not."""
+    old_files: set[str] = set()
+    if start is not None and any(each.id == start["snapshot"] for each in source.versions()):
+        # Without this snapshot, which may have expired, all files are read.
+        old_files = {file.path for file in source.files(start["snapshot"])}
+    files = [file.path for file in source.files(end.id) if file.path not in old_files]
     rows = read_files(spark, files, source.columns)
-    if before is None:
+    if start is None:
         return rows
     # Merged files have old rows too. A box that was created again starts at 0.
     ends = [
-        (box, cursor.seq)
-        for box, cursor in before.cursors.items()
-        if box in after.cursors and after.cursors[box].gen == cursor.gen
+        (box, seq)
+        for box, (gen, seq) in start["cursors"].items()
+        if box in end.cursors and end.cursors[box].gen == gen
     ]
     old_ends = spark.createDataFrame(ends, "box string, _end bigint")
     return rows.join(sql.broadcast(old_ends), "box", "left").filter("seq > coalesce(_end, 0)").drop("_end")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyiceberg import expressions
@@ -18,6 +18,7 @@ from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, IdentityTransform, Transform
 from pyiceberg.types import (
     BooleanType,
@@ -41,6 +42,10 @@ from streams.spark.jobs.tables.versions import DataFile, TableVersion, version_o
 _COLUMNS, _MERGED = "streams.columns", "streams.merged"
 #: The partition column of this name is the day of `ts`.
 DATE = "date"
+
+#: A table keeps its newest snapshots. Every commit writes the metadata of all of them again, so with more of
+#: them each run would take longer.
+SNAPSHOTS_KEPT, _EXPIRED_AT_ONCE = 100, 20
 
 _TYPES: dict[str, IcebergType] = {
     "string": StringType(),
@@ -117,16 +122,15 @@ class IcebergTable:
     def is_merged(self) -> bool:
         return self._table.properties.get(_MERGED) == "true"
 
+    def newest(self) -> TableVersion | None:
+        snapshot = self._table.current_snapshot()
+        return None if snapshot is None else _version(snapshot)
+
     def versions(self) -> list[TableVersion]:
-        snapshots = sorted(self._table.snapshots(), key=lambda each: each.sequence_number or 0)
-        return [
-            version_of(
-                each.snapshot_id,
-                each.timestamp_ms,
-                each.summary.additional_properties if each.summary is not None else {},
-            )
-            for each in snapshots
-        ]
+        return [_version(each) for each in self._snapshots()]
+
+    def _snapshots(self) -> list[Snapshot]:
+        return sorted(self._table.snapshots(), key=lambda each: each.sequence_number or 0)
 
     def files(
         self,
@@ -157,6 +161,16 @@ class IcebergTable:
         remove: Sequence[str] = (),
         new_columns: Sequence[Column] = (),
     ) -> None:
+        self._commit(add, properties, remove, new_columns)
+        self._expire_snapshots()
+
+    def _commit(
+        self,
+        add: Sequence[str],
+        properties: Mapping[str, str],
+        remove: Sequence[str],
+        new_columns: Sequence[Column],
+    ) -> None:
         removed_files = self._data_files(remove) if remove else []
         with self._table.transaction() as transaction:
             if new_columns:
@@ -175,12 +189,26 @@ class IcebergTable:
                     metadata = transaction.table_metadata
                     overwrite.append_data_file(parquet_file_to_data_file(self._table.io, metadata, path))
 
+    def _expire_snapshots(self) -> None:
+        """Remove the oldest snapshots from the metadata. Their files stay."""
+        snapshots = self._snapshots()
+        if len(snapshots) < SNAPSHOTS_KEPT + _EXPIRED_AT_ONCE:
+            return
+        oldest_ms = snapshots[-SNAPSHOTS_KEPT].timestamp_ms
+        oldest = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=oldest_ms)
+        self._table.maintenance.expire_snapshots().older_than(oldest).commit()
+
     def _data_files(self, paths: Sequence[str]) -> list[IcebergDataFile]:
         path_set = set(paths)
         files = [task.file for task in self._table.scan().plan_files() if task.file.file_path in path_set]
         if len(files) != len(path_set):
             raise JobRefused("the table has changed since its files were listed; run the job again")
         return files
+
+
+def _version(snapshot: Snapshot) -> TableVersion:
+    properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+    return version_of(snapshot.snapshot_id, snapshot.timestamp_ms, properties)
 
 
 def _timestamp(at_ms: int) -> str:

@@ -59,6 +59,9 @@ class OpenTable(Protocol):
     def is_merged(self) -> bool:
         """True if the table has the newest record of each tag, False if it has all records."""
 
+    def newest(self) -> TableVersion | None:
+        """Return the newest snapshot, or None if there is none yet."""
+
     def versions(self) -> list[TableVersion]:
         """Return the snapshots that can be read, oldest first."""
 
@@ -117,17 +120,18 @@ def version_of(id: int, at_ms: int, properties: Mapping[str, str]) -> TableVersi
 
 def find_version(table: OpenTable, version: int | None) -> TableVersion:
     """Return a snapshot (None: the newest). Raises `JobRefused` if there is no such snapshot."""
-    versions = table.versions()
-    matches = [each for each in versions if version is None or each.id == version]
-    if not matches:
+    found = table.newest()
+    if found is None:
+        raise JobRefused("the table has no snapshot yet")
+    if version is not None and found.id != version:
+        versions = table.versions()
+        found = next((each for each in versions if each.id == version), None)
+        if found is None:
+            ids = ", ".join(str(each.id) for each in versions[-5:])
+            raise JobRefused(f"the table has no snapshot {version}; its newest are {ids}")
+    if not found.cursors:
         raise JobRefused(
-            f"the table has no snapshot {version}; it has {', '.join(str(each.id) for each in versions[-5:])}"
-            if versions
-            else "the table has no snapshot yet"
-        )
-    if not matches[-1].cursors:
-        raise JobRefused(
-            f"snapshot {matches[-1].id} has no property {CURSORS}: another program wrote it, and where the "
+            f"snapshot {found.id} has no property {CURSORS}: another program wrote it, and where the "
             f"boxes continue is unknown. Roll the table back to the snapshot before it"
         )
-    return matches[-1]
+    return found
