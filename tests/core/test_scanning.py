@@ -47,8 +47,11 @@ def records_in(run: Run) -> list[dict[str, Any]]:
     return found
 
 
+JOB_FIELDS = {"$ordering_key", "$job_priority", "$deliver_at"}
+
+
 def read_all(driver: Driver, box: str) -> tuple[list[dict[str, Any]], list[tuple[int, int, str, int]]]:
-    """Records and gaps, as diffs tell them."""
+    """Records and gaps, as diffs tell them. Without job fields, which scans do not have."""
     found: list[dict[str, Any]] = []
     gaps = []
     at = 0
@@ -57,7 +60,10 @@ def read_all(driver: Driver, box: str) -> tuple[list[dict[str, Any]], list[tuple
         if reply.tombstone is not None:
             gap = reply.tombstone
             gaps.append((gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate))
-        found += records_of(reply)
+        found += [
+            {name: value for name, value in record.items() if name not in JOB_FIELDS}
+            for record in records_of(reply)
+        ]
         at = reply.next_from_seq
         if at == reply.head_seq:
             return found, gaps

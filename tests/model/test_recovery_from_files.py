@@ -98,8 +98,9 @@ def test_a_snapshot_at_the_end_needs_only_the_live_batches(place: tuple[DiskLike
     driver = random_history(7, 150)
     driver.stop()
     state, wal = snapshotted(place, driver)
+    needs_lsn = min([state.needs_lsn, *state.held])
     for file in wal.files()[:-1]:
-        if file.last_lsn >= state.needs_lsn:
+        if file.last_lsn >= needs_lsn:
             break
         wal.release(file.number)
     wal.close()

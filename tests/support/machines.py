@@ -458,6 +458,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "tied": sorted(
                 name for name, known in box.origins.items() if known.is_pinned or not box.is_memory
             ),
+            "schedules": [schedule.facts() for schedule in box.schedules.values()],
             # How far one of a memory box has come is not logged either: it begins anew with the box.
             "outboxes": [
                 (name, outbox.generation, outbox.dest) + (() if box.is_memory else outbox.log_position)
@@ -590,6 +591,7 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
                 "node": rng.choice(("", "n1", "n2")),
                 **({"meta": {"m": 1}} if rng.random() < 0.2 else {}),
                 **({"ts": rng.randrange(3_000)} if rng.random() < 0.2 else {}),
+                **random_job_fields(rng, is_queue=known is not None and known.queue is not None),
             }
             for index in range(rng.randrange(1, 7))
         ]
@@ -673,15 +675,50 @@ def random_forwarding(rng: random.Random, driver: Driver, box: str, number: int)
     return routers.DropRouter(rng.choice("12"), rng.randrange(1, 5))
 
 
+def random_job_fields(rng: random.Random, *, is_queue: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if rng.random() < 0.1:
+        fields["ordering_key"] = rng.choice(("k", "l"))
+    if rng.random() < 0.1:
+        fields["job_priority"] = rng.randrange(10)
+    if is_queue and rng.random() < 0.1:
+        fields["delay_ms"] = rng.choice((50, 200))
+    return fields
+
+
+QUEUE_COMMANDS = {
+    "claim": 8,
+    "together": 2,
+    "ack": 4,
+    "outputs": 2,
+    "nack": 3,
+    "extend": 2,
+    "release": 1,
+    "reschedule": 1,
+    "reprioritize": 1,
+    "pause": 1,
+}
+
+
 def random_queue_command(rng: random.Random, box: Box) -> Command:
     """A command of workers n1 and n2, of whom each may be a connection too."""
     assert box.queue is not None
     node = rng.choice(("n1", "n2"))
     leased = [seq for seq, job in box.queue.jobs.items() if job.node == node]
     seqs = rng.sample(leased, min(len(leased), rng.randrange(1, 4))) or [1]
-    kind = rng.choices(("claim", "together", "ack", "nack", "extend", "release"), weights=(8, 2, 5, 3, 2, 1))[
-        0
-    ]
+    kind = rng.choices(tuple(QUEUE_COMMANDS), weights=tuple(QUEUE_COMMANDS.values()))[0]
+    if kind == "outputs":
+        outputs = tuple((name, columns([0, 0, "o"])) for name in rng.sample("abc", rng.randrange(1, 3)))
+        key = rng.choice(("o1", "o2", "o3"))
+        return queues.AckWithOutputs(box=box.name, node=node, seqs=seqs, idempotency_key=key, outputs=outputs)
+    if kind in ("reschedule", "reprioritize"):
+        head = box.log.head_seq
+        waiting = tuple(rng.sample(range(1, head + 2), rng.randint(1, min(3, head + 1))))
+        if kind == "reschedule":
+            return queues.Reschedule(box=box.name, seqs=waiting, delay_ms=rng.choice((0, 60)))
+        return queues.Reprioritize(box=box.name, seqs=waiting, job_priority=rng.randrange(10))
+    if kind == "pause":
+        return queues.SetPaused(box.name, rng.random() < 0.4)
     if kind in ("claim", "together"):
         claims = [
             queues.Claim(
@@ -697,7 +734,8 @@ def random_queue_command(rng: random.Random, box: Box) -> Command:
     if kind == "ack":
         return queues.Ack(box=box.name, node=node, seqs=seqs)
     if kind == "nack":
-        return queues.Nack(box=box.name, node=node, seqs=seqs, delay_ms=rng.choice((0, 0, 50)))
+        delay_ms, error = rng.choice((0, 0, 50, None)), rng.choice(("", "", "no luck"))
+        return queues.Nack(box=box.name, node=node, seqs=seqs, delay_ms=delay_ms, error=error)
     if kind == "extend":
         return queues.Extend(box=box.name, node=node, seqs=seqs, lease_ms=rng.choice((100, 300)))
     return queues.ReleaseHolder(box.name, rng.choice((1, 2)))
@@ -786,6 +824,10 @@ def random_patch(rng: random.Random, box: str, classes: tuple[str, ...]) -> BoxP
         chosen |= {"leases_durable": rng.random() < 0.5} if rng.random() < 0.3 else {}
         chosen |= {"claim_jitter_ms": rng.choice((0, 10))} if rng.random() < 0.1 else {}
         chosen |= {"max_deliveries": 2, "dead_letter": "d"} if rng.random() < 0.2 else {}
+        chosen |= {"key_concurrency": rng.choice((0, 1))} if rng.random() < 0.1 else {}
+        chosen |= {"fair": rng.random() < 0.5} if rng.random() < 0.1 else {}
+        chosen |= {"rate_per_s": rng.choice((0, 20))} if rng.random() < 0.1 else {}
+        chosen |= {"retry_backoff": rng.choice((None, {"initial_ms": 50}))} if rng.random() < 0.1 else {}
     return patch(**chosen)
 
 
