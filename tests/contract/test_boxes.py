@@ -435,7 +435,13 @@ def test_a_queue_is_described_with_its_counters(api, box):
     api.put(box, type="queue")
     state = api.state(box)
     assert state["type"] == "queue"
-    assert state["queue"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert state["queue"] == {
+        "ready": 0,
+        "in_flight": 0,
+        "delayed": 0,
+        "dead_lettered": 0,
+        "outputs_pending": 0,
+    }
     api.append(box, "job")
     assert api.state(box)["queue"]["ready"] == 1
 

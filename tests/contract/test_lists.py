@@ -33,7 +33,13 @@ def test_a_list_is_filtered_by_kind_class_and_part_of_the_name(api, box):
     api.send("PUT", f"/v0/boxes/{box}.jobs", {"type": "queue", "durability": "memory"})
     page = listed(api, prefix=box, kind="queue")
     assert [each["box"] for each in page["boxes"]] == [f"{box}.jobs"] and page["total"] == 1
-    assert page["boxes"][0]["queue"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert page["boxes"][0]["queue"] == {
+        "ready": 0,
+        "in_flight": 0,
+        "delayed": 0,
+        "dead_lettered": 0,
+        "outputs_pending": 0,
+    }
     assert listed(api, prefix=box, q="orders")["total"] == 2
     assert listed(api, prefix=box, q="ORDERS")["total"] == 0
     assert listed(api, prefix=box, durability="memory")["total"] == 1

@@ -354,7 +354,13 @@ def test_the_state_of_a_log_has_no_queue(api, box):
     api.append(box, 1)
     assert "queue" not in api.state(box)
     filled(api, f"{box}.q", 2)
-    assert api.state(f"{box}.q")["queue"] == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert api.state(f"{box}.q")["queue"] == {
+        "ready": 2,
+        "in_flight": 0,
+        "delayed": 0,
+        "dead_lettered": 0,
+        "outputs_pending": 0,
+    }
 
 
 # -- refusals
