@@ -41,7 +41,7 @@ from gateway.telemetry.collector import Collector
 from gateway.telemetry.history import Histories, Sampler
 from gateway.watch.service import Watch
 from streams import __version__, logs, process
-from streams.config import ChildArgs, Config, ConfigError
+from streams.config import ChildArgs, Config, ConfigError, describe
 from streams.protocol.access.grants import Grant
 from streams.protocol.access.rates import RequestRates
 
@@ -145,6 +145,7 @@ class Gateway:
             s2=self._s2,
             key_use=self._key_use,
             histories=Histories(self._sampler, self._others, len(self._links)),
+            settings=describe(config, arguments.origins),
             guide=config.guide,
         )
 

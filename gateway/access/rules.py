@@ -113,6 +113,7 @@ RULES: Final[dict[str, Rule]] = {
     "GET /metrics": Rule(scopes=READ, shows_all_boxes=True, accepts_any_origin=True),
     "GET /v0/status": Rule(scopes=READ, shows_all_boxes=True),
     "GET /v0/history": Rule(scopes=READ, shows_all_boxes=True),
+    "GET /v0/settings": Rule(scopes=ADMIN, shows_all_boxes=True),
     # They describe the API and contain no data of the server.
     "GET /v0/openapi.json": _OPEN,
     "GET /docs": _OPEN,

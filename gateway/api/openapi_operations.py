@@ -372,6 +372,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
         },
         answers={200: server_replies.History},
     ),
+    "GET /v0/settings": Operation(
+        tag="operation",
+        summary="Every setting of the server with its value and the origin of the value.",
+        answers={200: server_replies.Settings},
+    ),
     "GET /v0/openapi.json": Operation(tag="operation", summary="This document.", answers={200: dict}),
     "GET /": _page("The console.", "text/html"),
     "GET /docs": _page("The API explorer.", "text/html"),

@@ -88,6 +88,7 @@ def build_route_table(
         "/v0/schedules": {"GET": schedules.list},
         "/v0/placement": {"GET": server_info.placement},
         "/v0/whoami": {"GET": server_info.whoami},
+        "/v0/settings": {"GET": server_info.settings},
         "/v0/openapi.json": {"GET": openapi_pages.document},
         **{path: {"GET": console.file} for path in FILES},
         GUIDE_PREFIX.rstrip("/"): {"GET": guide_pages.redirect},

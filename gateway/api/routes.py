@@ -81,6 +81,7 @@ class Api:
         logs_access: bool = False,
         key_use: KeyUseExchange | None = None,
         histories: Histories | None = None,
+        settings: list[dict[str, str]] | None = None,
         guide: str = "",
     ) -> None:
         key_use = key_use or KeyUseExchange(dispatch, watch.slots)
@@ -103,7 +104,14 @@ class Api:
         self.websockets = WebSockets(watch, dispatch, self._origins, guard)
         table = build_route_table(
             dispatch,
-            ServerInfo(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use),
+            ServerInfo(
+                dispatch,
+                version=version,
+                sockets=sockets,
+                addresses=addresses,
+                key_use=key_use,
+                settings=settings,
+            ),
             body_bytes_max=body_bytes_max,
             version=version,
             draining=draining,

@@ -25,12 +25,14 @@ class ServerInfo:
         sockets: tuple[str, ...],
         addresses: tuple[str, ...] = (),
         key_use: KeyUseExchange,
+        settings: list[dict[str, str]] | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._version = version
         self._sockets = sockets
         self._addresses = addresses
         self._key_use = key_use
+        self._settings = settings or []
         self._started_ns = time.monotonic_ns()
 
     async def health(self, request: Request) -> Response:
@@ -62,6 +64,11 @@ class ServerInfo:
         """Describe the key of the request: its scopes, its limits and its usage."""
         Query(request.query).reject_unknown()
         return from_facts(request, await self._key_use.whoami(request.key))
+
+    async def settings(self, request: Request) -> Response:
+        """List every setting of the server with the origin of its value; secrets are hidden."""
+        Query(request.query).reject_unknown()
+        return from_facts(request, {"settings": self._settings})
 
     async def placement(self, request: Request) -> Response:
         """Describe the slots and the addresses of each shard, for clients that connect to shards directly.

@@ -3,8 +3,10 @@
 import { Refused, get, key, serverRoutes } from "./api.js";
 import { Box } from "./box.js";
 import { Boxes } from "./boxes.js";
+import { Lag } from "./lag.js";
 import { Operations } from "./operations.js";
 import { Overview } from "./overview.js";
+import { Palette } from "./palette.js";
 import { render } from "./preact.js";
 import { Queues } from "./queues.js";
 import { Routers } from "./routers.js";
@@ -13,11 +15,11 @@ import { Schedules } from "./schedules.js";
 import { Empty, html, useEffect, useRef, useState } from "./ui.js";
 
 const PAGES = {
-  "": ["Overview", Overview, "o"], boxes: ["Boxes", Boxes, "b"], queues: ["Queues", Queues, "q"], routers: ["Routers", Routers, "r"],
+  "": ["Overview", Overview, "o"], boxes: ["Boxes", Boxes, "b"], queues: ["Queues", Queues, "q"], groups: ["Groups", Lag, "u"], routers: ["Routers", Routers, "r"],
   schedules: ["Schedules", Schedules, "s"], s2: ["Streams (S2)", Streams, "t"], operations: ["Operations", Operations, "p"],
 };
 const THEME = "streams.theme";
-const SHORTCUTS = [["/", "search or edit"], ["j  k", "next, previous row"], ["Enter", "open the row"], ["g o", "Overview"], ["g b", "Boxes"], ["g q", "Queues"], ["g r", "Routers"], ["g s", "Schedules"], ["g t", "Streams (S2)"], ["g p", "Operations"], ["space", "pause or resume the live tail"], ["[  ]", "earlier, later records"], ["?", "this list"], ["Esc", "close, leave a field"]];
+const SHORTCUTS = [["Ctrl K", "go to a page or box"], ["/", "search or edit"], ["j  k", "next, previous row"], ["Enter", "open the row"], ["g o", "Overview"], ["g b", "Boxes"], ["g q", "Queues"], ["g u", "Groups"], ["g r", "Routers"], ["g s", "Schedules"], ["g t", "Streams (S2)"], ["g p", "Operations"], ["space", "pause or resume the live tail"], ["[  ]", "earlier, later records"], ["?", "this list"], ["Esc", "close, leave a field"]];
 
 function place() {
   const [path, asked] = location.hash.replace(/^#\/?/, "").split("?");
@@ -91,11 +93,12 @@ function moveRow(step) {
   rows[Math.min(rows.length - 1, Math.max(0, at + step))].focus();
 }
 
-function useKeyboard(showHelp) {
+function useKeyboard(showHelp, showPalette) {
   useEffect(() => {
     let isGo = false;
     const pressed = (event) => {
       const target = event.target;
+      if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !document.querySelector("dialog")) { event.preventDefault(); showPalette(); return; }
       const isField = target.closest?.("input, textarea, select, dialog, [contenteditable]");
       if (event.key === "Escape" && isField && !target.closest("dialog")) { target.blur(); return; }
       if (isField || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -125,7 +128,8 @@ function App() {
   const [theme, nextTheme] = useTheme();
   const who = useWho(version);
   const main = useRef(null);
-  useKeyboard(() => setHelping(true));
+  const [isGoing, setGoing] = useState(false);
+  useKeyboard(() => setHelping(true), () => setGoing(true));
   useEffect(() => {
     const moved = () => setHere((old) => {
       const next = place();
@@ -155,11 +159,12 @@ function App() {
   return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to content</a>
     <header><a class="mark" href="#/">streams</a><nav aria-label="Pages">${Object.entries(PAGES).map(([id, [title]]) => html`<a href=${`#/${id}`} aria-current=${id === here.page ? "page" : null}>${title}</a>`)}</nav>
       <span class="space"></span><${Pulse} key=${version} />${who && !who.isUnknown && who.id !== null && html`<span class="badge" title=${`Scopes: ${who.scopes.join(", ")}`}>${who.scopes.includes("admin") ? "admin" : who.scopes.includes("write") ? "read-write" : "read-only"}</span>`}
-      <a href="/docs">API</a><button class="quiet small" onClick=${nextTheme} title="Theme: follow the system, light, dark">${{ auto: "◐ auto", light: "○ light", dark: "● dark" }[theme]}</button>
+      <button class="quiet small" id="go-to" aria-label="Go to Ctrl K" title="Go to a page or box" onClick=${() => setGoing(true)}><span aria-hidden="true">⌕</span><span class="wide-only"> Go to <kbd>Ctrl K</kbd></span></button><a href="/docs">API</a><button class="quiet small" onClick=${nextTheme} title="Theme: follow the system, light, dark">${{ auto: "◐ auto", light: "○ light", dark: "● dark" }[theme]}</button>
       <button class="quiet small" aria-label="Keyboard shortcuts" onClick=${() => setHelping(true)}>?</button>
       ${key.get() && html`<button id="forget" class="quiet small" onClick=${() => { key.forget(); setVersion(version + 1); }}>Forget key</button>`}</header>
     <main id="main" tabindex="-1" ref=${main} data-at=${here.hash}>${content}</main>
     ${asking !== null && html`<${AskKey} why=${asking} onKey=${useKey} onClose=${() => setAsking(null)} />`}
+    ${isGoing && html`<${Palette} pages=${Object.entries(PAGES).map(([id, [title]]) => [id, title])} onClose=${() => setGoing(false)} />`}
     ${isHelping && html`<${Modal} id="help" title="Keyboard" onClose=${() => setHelping(false)}><dl class="keys">${SHORTCUTS.map(([keys, words]) => html`<div><dt><kbd>${keys}</kbd></dt><dd>${words}</dd></div>`)}</dl><form method="dialog"><button>Close</button></form><//>`}`;
 }
 

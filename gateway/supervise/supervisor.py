@@ -97,9 +97,16 @@ class Supervisor:
     """A whole server. `run` returns after a stop signal, when all children have ended."""
 
     def __init__(
-        self, config: Config, *, commands: Commands | None = None, environ: Mapping[str, str] = os.environ
+        self,
+        config: Config,
+        *,
+        commands: Commands | None = None,
+        environ: Mapping[str, str] = os.environ,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
+        #: Origin of each setting, by name.
+        self._origins = origins or {}
         self._commands = commands or Commands()
         self._environ = environ
         self._shards: list[Child] = []
@@ -213,6 +220,7 @@ class Supervisor:
             *("--placement", placement.to_json()),
             *("--sockets", orjson.dumps(paths).decode()),
             *("--addresses", orjson.dumps(addresses).decode()),
+            *("--origins", orjson.dumps(self._origins).decode()),
             *keys,
         )
         self._gateways = [

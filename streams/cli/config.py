@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import click
 
 from streams.cli import output
 from streams.cli.verbs import example
-from streams.config import SETTINGS, ConfigError, check_may_serve, load, origins, unknown_variables
+from streams.config import SETTINGS, ConfigError, check_may_serve, describe, load, origins, unknown_variables
 
 
 def settings_page() -> str:
@@ -87,15 +86,5 @@ def _show(as_json: bool) -> None:
         raise output.Refusal(str(error)) from error
     for warning in unknown_variables(os.environ):
         output.warn(warning)
-    rows: list[dict[str, Any]] = [
-        {
-            "name": setting.name,
-            "variable": setting.variable,
-            "value": setting.show(getattr(config, setting.name)),
-            "default": setting.shown_default(),
-            "from": where[setting.name],
-            "help": setting.help,
-        }
-        for setting in SETTINGS
-    ]
+    rows = describe(config, where)
     output.show_rows(("variable", "value", "default", "from", "help"), rows, as_json=as_json)

@@ -11,7 +11,7 @@ import click
 from streams import __version__
 from streams.cli import output
 from streams.cli.verbs import example
-from streams.config import SETTINGS, ConfigError, Setting, load, unknown_variables
+from streams.config import SETTINGS, ConfigError, Setting, load, origins, unknown_variables
 
 if TYPE_CHECKING:
     from gateway.supervise.supervisor import Supervisor
@@ -68,7 +68,8 @@ def _serve(as_json: bool, **flags: str | bool | None) -> None:
 
     logs.setup(config.log, config.log_format, process="supervisor")
     try:
-        trio.run(partial(Supervisor(config).run, announce=_banner))
+        where = {name: each for name, each in origins(os.environ, flags).items() if each != "default"}
+        trio.run(partial(Supervisor(config, origins=where).run, announce=_banner))
     except (ConfigError, CannotServe) as error:
         raise output.Refusal(str(error)) from error
 

@@ -14,7 +14,7 @@ from streams.config.child_args import (
     READY_FD_VARIABLE,
     ChildArgs,
 )
-from streams.config.loading import load, origins, unknown_variables
+from streams.config.loading import describe, load, origins, unknown_variables
 from streams.config.serving import check_may_serve, host_name, is_loopback, items_of, refusal_to_serve_openly
 from streams.config.setting import ConfigError, Setting
 from streams.config.table import SETTINGS, SHARDS_MAX, Config
@@ -31,6 +31,7 @@ __all__ = [
     "ConfigError",
     "Setting",
     "check_may_serve",
+    "describe",
     "host_name",
     "is_loopback",
     "items_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import orjson
@@ -36,6 +36,7 @@ class ChildArgs:
     server      permanent id of the data directory (shards)
     addresses   TCP addresses of the shards, by shard number, if they listen on TCP (gateways)
     is_after_failure  True if the previous process ended because a write or a sync failed (shards)
+    origins     origin of each setting that is not a default, by name (gateways)
     keys_file   file with the digests of the API keys, if keys are required; read again on SIGHUP
     """
 
@@ -51,6 +52,7 @@ class ChildArgs:
     addresses: tuple[str, ...] = ()
     server: str = "0"
     is_after_failure: bool = False
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -67,6 +69,7 @@ class ChildArgs:
         parser.add_argument("--sockets", default="[]")
         parser.add_argument("--addresses", default="[]")
         parser.add_argument("--keys-file", default="")
+        parser.add_argument("--origins", default="{}")
         options = parser.parse_args(list(argv))
         if CHILD_CONFIG_VARIABLE not in environ:
             raise ConfigError(
@@ -88,6 +91,7 @@ class ChildArgs:
             sockets=tuple(orjson.loads(options.sockets)),
             keys_file=options.keys_file,
             addresses=tuple(orjson.loads(options.addresses)),
+            origins=orjson.loads(options.origins),
         )
 
 

@@ -102,6 +102,21 @@ def origins(environ: Mapping[str, str], overrides: Mapping[str, object] | None =
     return {s.name: settings[s.name].origin if s.name in settings else "default" for s in SETTINGS}
 
 
+def describe(config: Config, where: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return every setting with its value, its default and the origin of its value. Secrets are hidden."""
+    return [
+        {
+            "name": setting.name,
+            "variable": setting.variable,
+            "value": setting.show(getattr(config, setting.name)),
+            "default": setting.shown_default(),
+            "from": where.get(setting.name, "default"),
+            "help": setting.help,
+        }
+        for setting in SETTINGS
+    ]
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable with our prefix that is not a setting; most are typos."""
     variables = {setting.variable for setting in SETTINGS} | _NOT_SETTINGS

@@ -264,9 +264,9 @@ def test_a_schedule_is_created_run_paused_changed_and_deleted(site: Site) -> Non
         console.type(f"#schedule input[name={field}]", value)
     console.type("#schedule textarea", '{"exact": 1.0}')
     console.click("#schedule button[type=submit]")
-    console.wait_for("hourly is saved.")
     row = "[...document.querySelectorAll('main tbody tr')].find((e) => e.textContent.startsWith('hourly'))"
     click = f"[...{row}.querySelectorAll('button')].find((e) => e.textContent.startsWith(%r)).click()"
+    console.until(f"Boolean({row})")
     console.run(click % "Run now")
     console.wait_for("hourly has run: record 1")
     assert '"exact": 1.0' in site.client.get("/v0/boxes/ticks/records/1").text
@@ -280,6 +280,7 @@ def test_a_schedule_is_created_run_paused_changed_and_deleted(site: Site) -> Non
     console.until(f"{row}.textContent.includes('@daily')")
     kept = site.client.get("/v0/schedules/hourly").json()
     assert (kept["cron"], kept["paused"], kept["fired_total"]) == ("@daily", True, 1)
+    console.until("!document.querySelector('#schedule')")
     console.run(click % "Delete")
     site.confirm("hourly")
     console.until(f"!{row}")
@@ -432,6 +433,40 @@ def test_the_explorer_tries_a_call(site: Site) -> None:
     console.click("main form button[type=submit]")
     console.wait_for('"scopes"', "200")
     assert console.run("document.querySelector('header a.mark').getAttribute('href')") == "/"
+
+
+def test_operations_show_storage_keys_and_settings_without_secrets(site: Site) -> None:
+    """§31"""
+    site.use_key(WHOLE)
+    console = site.console
+    site.open("#/operations/storage")
+    console.wait_for("Log (WAL)", "Cold tier and object chains", "Last backup")
+    console.until("Number(document.querySelector('main tbody td:nth-child(5)').textContent) > 0")
+    site.open("#/operations/keys")
+    console.wait_for("all boxes", "mine.")
+    site.open("#/operations/settings?changed=1")
+    console.wait_for("STREAMS_API_KEYS", "STREAMS_PORT")
+    assert not any(secret in console.text for secret in (WHOLE, READER, CONFINED))
+    site.use_key(READER)
+    site.open("#/operations/settings")
+    assert "Settings" not in console.text and "snapshots" in console.text
+
+
+def test_any_box_or_page_is_reached_by_a_part_of_its_name(site: Site) -> None:
+    site.use_key(WHOLE)
+    console = site.console
+    site.open("#/groups")
+    console.wait_for("billing", "search-index")
+    console.press("g")
+    console.press("o")
+    console.until("location.hash === '#/'")
+    console.click("#go-to")
+    console.until("document.activeElement.closest('#palette') !== null")
+    console.type("#palette input", "thumb")
+    console.until("document.querySelectorAll('#palette li').length === 1")
+    assert axe.findings(console) == []
+    console.run("document.querySelector('#palette form').requestSubmit()")
+    console.until("location.hash === '#/boxes/thumbnails/jobs' && !document.querySelector('#palette')")
 
 
 def test_pages_survive_hostile_names_and_states(site: Site, tmp_path: Path) -> None:

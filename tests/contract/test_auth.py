@@ -72,7 +72,7 @@ CONTRACT = {
         PUT /v0/boxes/{box}                 PUT /v0/routers/{router}
         POST /v0/boxes/{box}/pause          POST /v0/boxes/{box}/resume
         PUT /v0/schedules/{schedule}        DELETE /v0/schedules/{schedule}
-        POST /v0/schedules/{schedule}/run
+        POST /v0/schedules/{schedule}/run   GET /v0/settings
     """,
     0: """
         GET /v0/ws                          GET /v0/placement               GET /v0/whoami

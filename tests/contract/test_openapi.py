@@ -204,6 +204,7 @@ STORY = [
             "/readyz",
             "/v0/status",
             "/v0/history",
+            "/v0/settings",
         )
     ],
     *[

@@ -2,6 +2,8 @@
 
 import pytest
 
+from streams.config import SETTINGS
+
 
 @pytest.mark.parametrize("path", ["/v0/metrics", "/metrics"])
 def test_metrics_are_the_text_of_prometheus(api, box, path):
@@ -42,3 +44,12 @@ def test_reports_are_only_for_reading(api, path):
     api.refused(api.send("GET", path, params={"colour": "red"}), 400, "invalid_request", "colour")
     head = api.send("HEAD", path)
     assert (head.status_code, head.content) == (200, b"")
+
+
+def test_every_setting_is_listed_with_its_origin(api):
+    """§31"""
+    settings = {each["name"]: each for each in api.ok(api.send("GET", "/v0/settings"))["settings"]}
+    assert settings.keys() == {setting.name for setting in SETTINGS}
+    assert settings["shards"]["value"] == "2" and settings["shards"]["from"] != "default"
+    assert settings["api_keys"]["value"] in ("", "(set)")
+    api.refused(api.send("GET", "/v0/settings", params={"x": 1}), 400, "invalid_request", "x")

@@ -23,7 +23,12 @@ ADDRESSES: Final = {
     "schedules": "#/schedules",
     "streams": "#/s2?basin=my-first-basin",
     "stream-records": "#/boxes/my-first-basin%2Fsensors/records",
+    "lag": "#/groups",
     "operations": "#/operations",
+    "storage": "#/operations/storage",
+    "processes": "#/operations/processes",
+    "keys": "#/operations/keys",
+    "server-settings": "#/operations/settings?q=wal",
 }
 
 ROUTERS: Final = (

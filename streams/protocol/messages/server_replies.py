@@ -81,6 +81,21 @@ class History(msgspec.Struct, frozen=True):
     series: dict[str, list[float | None]]
 
 
+class SettingFacts(msgspec.Struct, frozen=True, rename={"origin": "from"}):
+    """A setting of the server. The value of a secret is hidden."""
+
+    name: str
+    variable: str
+    value: str
+    default: str
+    origin: Annotated[str, one_of("default", "environment", "flag")]
+    help: str
+
+
+class Settings(msgspec.Struct, frozen=True):
+    settings: list[SettingFacts]
+
+
 class Health(msgspec.Struct, frozen=True):
     status: Annotated[str, one_of("ok")]
     version: str
