@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from gateway.admission.inline import need_task
 from gateway.api.responses import from_shard
 from gateway.requests.content import check_content_type, decompress_body
 from gateway.requests.request import Request, Response
@@ -38,6 +39,7 @@ def may_have_outputs(request: Request) -> bool:
 
 async def ack_with_outputs(dispatch: Dispatch, request: Request, box: str, body_bytes_max: int) -> Response:
     """Ack jobs, with outputs if the body has some."""
+    await need_task()
     check_content_type(request, allow_ndjson=False)
     bytes_max = min(body_bytes_max, OUTPUT_BYTES_MAX)
     body = bytes(await decompress_body(request, bytes_max))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.shards import box_lists
-from streams.protocol.messages import bodies, replies, server_replies
+from streams.protocol.messages import bodies, queue_requests, replies, server_replies
 from streams.protocol.messages.list_requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.model.boxes import BoxPatch
 
@@ -233,6 +233,16 @@ OPERATIONS: Final[dict[str, Operation]] = {
         query={"node": _TEXT, "max": {"type": "integer", "minimum": 1}, "lease_ms": _NUMBER},
         required_query=("node",),
         answer_type=EVENT_STREAM,
+    ),
+    "GET /v0/boxes/{box}/leases": _queue_operation(
+        "The jobs of a queue in one state, by seq.",
+        replies.JobPage,
+        None,
+        query={
+            "state": {"enum": [*queue_requests.JOB_STATES], "default": "leased"},
+            "cursor": {**_TEXT, "description": "`next_cursor` of the previous page."},
+            "page_size": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+        },
     ),
     "POST /v0/boxes/{box}/requeue": _queue_operation(
         "Move dead letters back into the queue.", replies.RequeueReply, bodies.RequeueBody

@@ -70,6 +70,10 @@ class QueueApi:
         head = wire.RequestHead(box, urlencode({"paused": "true" if is_paused else "false"}))
         return from_shard(request, await self._dispatch.to_owner(wire.OP_SET_PAUSED, head, body))
 
+    async def leases(self, request: Request, box: str, rest: str) -> Response:
+        head = wire.RequestHead(box, request.query)
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_LIST_JOBS, head, b""))
+
     async def work(self, request: Request, box: str, rest: str) -> Response:
         sse.check_accepts(request)
         return await self._job_streams.open(box, request.query, request.key)
@@ -92,8 +96,10 @@ class QueueApi:
         request.require_name(requeue.from_box, "from")
         await require_queue()
         source = requeue.from_box
-        plan = wire.RequestHead(source, urlencode({"to": box, "max": requeue.max}))
-        plan_reply = _decode_plan_reply((await send(wire.OP_PLAN_REQUEUE, plan, b"")).body)
+        plan = wire.RequestHead(source, urlencode({"to": box}))
+        plan_reply = _decode_plan_reply((await send(wire.OP_PLAN_REQUEUE, plan, body)).body)
+        if requeue.dry_run:
+            return from_reply(request, RequeueReply(box, source, plan_reply.planned, 0, True))
         wait = {"to": box, "position": plan_reply.position, "wait_ms": _REQUEUE_WAIT_MS}
         wait_reply = await send(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
         pending = _decode_await_reply(wait_reply.body).pending

@@ -78,9 +78,8 @@ def build_route_table(
     records = RecordApi(dispatch, body_bytes_max)
     routers = RouterApi(reconciler, body_bytes_max)
     schedules = ScheduleApi(dispatch, body_bytes_max)
-    watches = WatchApi(watch, body_bytes_max)
     queues = QueueApi(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
-    groups = GroupApi(dispatch, body_bytes_max)
+    groups, watches = GroupApi(dispatch, body_bytes_max), WatchApi(watch, body_bytes_max)
     openapi_pages, console, guide_pages = OpenApiPages(version), Console(), Guide(guide)
     fixed_routes: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},
@@ -118,6 +117,7 @@ def build_route_table(
             "reprioritize": {"POST": queues.reprioritize},
             "pause": {"POST": queues.pause},
             "resume": {"POST": queues.resume},
+            "leases": {"GET": queues.leases},
             "work": {"GET": queues.work},
             "requeue": {"POST": queues.requeue},
             "groups": {"GET": groups.list},

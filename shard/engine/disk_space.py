@@ -165,6 +165,7 @@ UNLOGGED_COMMANDS = frozenset(
         queues.GetGroup,
         queues.ListGroups,
         queues.CheckOutput,
+        queues.ListJobs,
         queues.RequireQueue,
         queues.ReleaseHolder,
         key_limits.ExchangeUse,

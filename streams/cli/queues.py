@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import click
@@ -358,14 +358,45 @@ def _dead_letters(box: Box, queue: str) -> Iterator[dict[str, Any]]:
         query |= {"from_seq": page.next_from_seq, "generation": page.generation}
 
 
+@example("streams queue jobs jobs --state delayed")
+@command.command("jobs")
+@click.argument("queue")
+@click.option(
+    "--state", type=click.Choice(["leased", "delayed", "ready"]), default="leased", show_default=True
+)
+@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number.")
+@server_options
+def jobs(target: ServerTarget, queue: str, state: Literal["leased", "delayed", "ready"], limit: int) -> None:
+    """List the jobs of QUEUE in one state. Exit code 5 if there are none."""
+    import msgspec
+
+    with target.client() as client:
+        rows = [msgspec.structs.asdict(job) for job in islice(client.queue(queue).jobs(state), limit)]
+    columns = ("seq", "deliveries", "node", "deadline", "due_ts", "last_node", "last_error")
+    if not output.show_rows(columns, rows, as_json=target.as_json):
+        raise output.Nothing(f"{queue} has no {state} jobs")
+
+
 @example("streams queue requeue jobs")
 @command.command("requeue")
 @click.argument("queue")
+@_some_seqs
+@click.option("--match", help="Dead letters with this tag; `user-*` for all tags that begin so.")
+@click.option("--dry-run", is_flag=True, help="Count the dead letters; move none.")
 @click.option("--from", "from_box", help="Box with the dead letters (default: the queue's dead letter box).")
 @click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=100, show_default=True)
 @server_options
-def requeue(target: ServerTarget, queue: str, from_box: str | None, max_jobs: int) -> None:
-    """Move dead letters back into QUEUE, to be delivered again. Exit code 5 if there are none.
+def requeue(
+    target: ServerTarget,
+    queue: str,
+    seqs: tuple[int, ...],
+    match: str | None,
+    dry_run: bool,
+    from_box: str | None,
+    max_jobs: int,
+) -> None:
+    """Move dead letters back into QUEUE, to be delivered again: those with these SEQs of their box, with a
+    tag, or the oldest. Exit code 5 if there are none.
 
     `streams queue redrive` is an alias.
     """
@@ -378,10 +409,12 @@ def requeue(target: ServerTarget, queue: str, from_box: str | None, max_jobs: in
             )
         # The first dead letter creates the box.
         exists = from_box is not None or client.box(source).exists()
-        count = handle.requeue(source, max=max_jobs) if exists else 0
+        selection = _select(seqs, match) if seqs or match is not None else {}
+        count = handle.requeue(source, max=max_jobs, dry_run=dry_run, **selection) if exists else 0
     if not count:
         raise output.Nothing(f"{source} has no dead letters of {queue}")
-    output.show_facts({"queue": queue, "from": source, "requeued": count}, as_json=target.as_json)
+    facts = {"queue": queue, "from": source, "requeued": count}
+    output.show_facts(facts | ({"dry_run": True} if dry_run else {}), as_json=target.as_json)
 
 
 #: Earlier name of `requeue`: still works, but `--help` does not list it.

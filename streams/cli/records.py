@@ -446,9 +446,12 @@ def present_fields(item: Any) -> dict[str, Any]:
 @click.argument("box")
 @click.option("--match", metavar="TAG", help="Records with this tag; `user-*` matches a prefix.")
 @click.option("--before", "before_seq", type=int, help="Records before this seq.")
+@click.option("--dry-run", is_flag=True, help="Count the records; delete none.")
 @yes_option
 @server_options
-def delete(target: ServerTarget, box: str, match: str | None, before_seq: int | None, yes: bool) -> None:
+def delete(
+    target: ServerTarget, box: str, match: str | None, before_seq: int | None, dry_run: bool, yes: bool
+) -> None:
     """Delete records of BOX, permanently. With both options, only records that match both."""
     import msgspec
 
@@ -462,6 +465,9 @@ def delete(target: ServerTarget, box: str, match: str | None, before_seq: int | 
         if value is not None
     )
     with target.client() as client:
-        output.confirm(f"Delete the records of {box} {condition}?", yes=yes)
-        reply = client.box(box).delete(match_of(match), before_seq=before_seq)
-    output.show_facts(msgspec.structs.asdict(reply), as_json=target.as_json)
+        output.confirm(f"Delete the records of {box} {condition}?", yes=yes or dry_run)
+        reply = client.box(box).delete(match_of(match), before_seq=before_seq, dry_run=dry_run)
+    facts = msgspec.structs.asdict(reply)
+    if not dry_run:
+        del facts["dry_run"]
+    output.show_facts(facts, as_json=target.as_json)

@@ -159,6 +159,7 @@ STORY = [
     ("POST /v0/boxes/{box}/reschedule", QUEUE, {"seqs": [1, 99], "delay_ms": 0}, {}),
     ("POST /v0/boxes/{box}/reprioritize", QUEUE, {"match": "t", "job_priority": 1}, {}),
     ("POST /v0/boxes/{box}/ack", QUEUE, JOB, {}),
+    ("GET /v0/boxes/{box}/leases", QUEUE, None, {"state": "ready"}),
     ("POST /v0/boxes/{box}/requeue", QUEUE, {"from": "ok.log"}, {}),
     ("PUT /v0/boxes/{box}/groups/{group}", {**LOG, **GROUP}, {"cursor": 1}, {}),
     ("PUT /v0/boxes/{box}/groups/{group}", {**LOG, **GROUP}, {"cursor": 2, "if_cursor": 1}, {}),

@@ -242,6 +242,8 @@ class BoxHandlers:
         box = context.find_box(command.box, now_ms, entries)
         log = box.log
         before = log.count
+        if command.dry_run:
+            return self._count_deletes(command, box, now_ms, entries)
         if command.match is None:
             change = box.plan_trim(command.before_seq or 0, now_ms)
             if change.before_seq > log.earliest_seq:
@@ -268,6 +270,24 @@ class BoxHandlers:
             box.name, deleted_count, box.visible_earliest_seq, log.visible_seq, count, size
         )
         return context.answer(box, reply, entries, box.floor_lsn)
+
+    def _count_deletes(
+        self, command: commands.DeleteRecords, box: Box, now_ms: int, entries: LogEntries
+    ) -> Outcome:
+        """Count the records that a delete would take."""
+        if command.match is None:
+            deleted_count = box.log.live_before(min(command.before_seq or 0, box.log.head_seq + 1))[0]
+        else:
+            delete = box.begin_deletion(command, command.match, command.before_seq).step(box, now_ms)
+            if delete is None:
+                return Outcome(entries, None, needs=(UNFINISHED,))
+            box.end_deletion()
+            deleted_count = len(delete.seqs or ())
+        count, size = box.log.visible_totals()
+        reply = commands.DeleteRecordsReply(
+            box.name, deleted_count, box.visible_earliest_seq, box.log.visible_seq, count, size, True
+        )
+        return self._context.answer(box, reply, entries, box.floor_lsn)
 
     def _set_fence(self, command: commands.SetFence, now_ms: int, entries: LogEntries) -> Outcome:
         context = self._context

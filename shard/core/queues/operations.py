@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import msgspec
 
 from shard.core import changes
 from shard.core.boxes.box import Box
+from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.sealed import UNFINISHED
 from shard.core.context import Context
 from shard.core.outcome import LogEntries, Outcome, reply_after
+from shard.core.queues.job import DELAYED, INCOMING, LEASED, MOVING, READY, SCHEDULED, Job
 from shard.core.queues.jobs import Jobs
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import queues
 from streams.protocol.payloads.appends import AHEAD_MS_MAX
+
+#: Records that one page of a list of jobs examines: about 10 ms.
+LIST_EXAMINE_MAX = 20_000
+
+#: By state of an entry.
+JOB_STATES: Mapping[int, queues.JobState] = {
+    READY: "ready",
+    INCOMING: "ready",
+    LEASED: "leased",
+    DELAYED: "delayed",
+    SCHEDULED: "delayed",
+    MOVING: "delayed",
+}
 
 #: Jobs that one command changes by tag: about 50 ms. The reply says if more match.
 CHANGED_JOBS_MAX = 10_000
@@ -25,6 +41,7 @@ class QueueOperations:
         self._context = context
         self._jobs = jobs
         context.on_command(queues.SetPaused, self._set_paused)
+        context.on_command(queues.ListJobs, self._list_jobs)
         context.on_command(queues.Reschedule, self._reschedule)
         context.on_command(queues.Reprioritize, self._reprioritize)
 
@@ -38,6 +55,23 @@ class QueueOperations:
         wait = context.durability.wait_for_config(box.config_lsn, box.config.durability)
         reply = queues.PauseReply(box.name, command.paused)
         return reply_after(wait, entries, reply, (box.name,))
+
+    def _list_jobs(self, command: queues.ListJobs, now_ms: int, entries: LogEntries) -> Outcome:
+        """List jobs by seq. A step examines LIST_EXAMINE_MAX records; the page says where to go on."""
+        box, queue = self._jobs.queue_of(command.box, now_ms, entries)
+        log = box.log
+        wall_ahead_ms = self._context.wall_ahead_ms
+        page: list[queues.ListedJob] = []
+        seq = command.after
+        for examined_count, seq in enumerate(_live_seqs(log, command.after), 1):
+            job = queue.jobs.get(seq)
+            if (JOB_STATES[job.state] if job is not None else "ready") == command.state:
+                page.append(_entry(seq, job, wall_ahead_ms))
+            if len(page) >= command.limit or examined_count >= LIST_EXAMINE_MAX:
+                break
+        more = any(True for _ in _live_seqs(log, seq))
+        reply = queues.JobPage(box.name, command.state, page, str(seq) if more else None)
+        return self._context.answer(box, reply, entries, box.floor_lsn)
 
     # -- waiting jobs
 
@@ -94,3 +128,35 @@ class QueueOperations:
         visible = (seq for seq in matches.seqs or () if seq <= log.visible_seq and queue.can_change(seq))
         some = list(islice(visible, CHANGED_JOBS_MAX + 1))
         return box, some[:CHANGED_JOBS_MAX], [], len(some) > CHANGED_JOBS_MAX
+
+
+def _live_seqs(log: BoxLog, after: int) -> Iterator[int]:
+    """The seqs of visible live records above `after`."""
+    for span in log.spans(after + 1):
+        if span.first_seq > log.visible_seq:
+            return
+        first = max(0, after + 1 - span.first_seq)
+        last = min(span.count - 1, log.visible_seq - span.first_seq)
+        for run_first, run_last in log.runs(span, first, last):
+            yield from range(span.first_seq + run_first, span.first_seq + run_last + 1)
+
+
+def _entry(seq: int, job: Job | None, wall_ahead_ms: int) -> queues.ListedJob:
+    if job is None:
+        return queues.ListedJob(seq, 0)
+    is_leased = job.state == LEASED
+    due_ts = {DELAYED: job.due_ms, SCHEDULED: job.deliver_at - wall_ahead_ms}.get(job.state)
+    return queues.ListedJob(
+        seq=seq,
+        deliveries=job.deliveries,
+        node=job.node if is_leased else "",
+        lease_id=job.lease_id if is_leased else "",
+        deadline=job.due_ms if is_leased else None,
+        due_ts=due_ts,
+        moving=job.state == MOVING,
+        first_ts=job.first_ms or None,
+        last_node=job.last_node if is_leased else job.node_before,
+        last_error=job.last_error,
+        ordering_key=job.key,
+        job_priority=job.priority,
+    )

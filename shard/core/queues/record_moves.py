@@ -16,6 +16,8 @@ that is created again under the same name has its own move queues.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 from pyroaring import BitMap64
@@ -23,6 +25,7 @@ from pyroaring import BitMap64
 from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import UNFINISHED
 from shard.core.context import Context
 from shard.core.durability import ReplyKind
 from shard.core.kernel import DoesNotApply
@@ -72,9 +75,11 @@ class Moves:
 
     def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, entries: LogEntries) -> Outcome:
         box = self._context.find_box(command.box, now_ms, entries)
-        seqs = self._find_letters(box, command.to, command.max, now_ms)
+        seqs = self._select_letters(box, command, now_ms)
+        if seqs is None:
+            return Outcome(entries, None, needs=(UNFINISHED,))
         lsn = 0
-        if seqs:
+        if seqs and not command.dry_run:
             change = self.plan(box, command.to, seqs, [0] * len(seqs), is_dead=False)
             lsn = self._context.stage(change, box, entries)
         move_queue = box.moves.get((command.to, False))
@@ -87,11 +92,42 @@ class Moves:
         )
         return reply_after(wait, entries, reply)
 
-    def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
-        """Return the oldest dead letters of `to` that are neither moving nor leased."""
+    def _select_letters(self, box: Box, command: queues.PlanRequeue, now_ms: int) -> list[int] | None:
+        """Return the dead letters of a command. None if the search needs another step."""
         if box.queue is not None:
             box.queue.advance(now_ms, now_ms + self._context.wall_ahead_ms)
         moving = {move.seq for move_queue in box.moves.values() for move in move_queue.moves.values()}
+        if command.match is None and not command.seqs:
+            return self._find_letters(box, command.to, command.max, moving)
+        candidates: Iterable[int] = sorted(set(command.seqs))
+        if command.match is not None:
+            search = box.begin_deletion(command, command.match)  # the same search; nothing is deleted
+            matches = search.step(box, now_ms)
+            if matches is None:
+                return None
+            candidates = islice(matches.seqs or (), EXAMINE_MAX)
+        seqs: list[int] = []
+        for seq in candidates:
+            if len(seqs) >= command.max:
+                break
+            if seq <= box.log.visible_seq and box.log.is_live(seq) and seq not in moving:
+                seqs += self._letter_at(box, command.to, seq)
+        box.end_deletion()
+        return seqs
+
+    @staticmethod
+    def _letter_at(box: Box, to: str, seq: int) -> list[int]:
+        """Return the seq if this live record is a dead letter of `to` that nobody has leased."""
+        span = box.log.span_at(seq)
+        if span is None or not (box.queue is None or box.queue.is_ready(seq)):
+            return []
+        batch = span.payload
+        (meta,) = metas_of(batch.text(seq - batch.first_seq, seq - batch.first_seq))
+        return [seq] if bytes(meta.get(FROM, b"")) == msgspec.json.encode(to) else []
+
+    @staticmethod
+    def _find_letters(box: Box, to: str, count: int, moving: set[int]) -> list[int]:
+        """Return the oldest dead letters of `to` that are neither moving nor leased."""
         from_queue = msgspec.json.encode(to)
         seqs: list[int] = []
         examined_count = 0

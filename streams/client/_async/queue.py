@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import msgspec
 
@@ -191,9 +191,32 @@ class AsyncQueue(AsyncBox):
         """Ends a pause; waiting claims get their jobs."""
         await self.client.call("POST", f"{self.path}/resume", replies.PauseReply)
 
-    async def requeue(self, dead_letters: str, *, max: int = 100) -> int:
-        """Moves jobs back that died here; how many."""
-        body = {"from": dead_letters, "max": max}
+    async def jobs(
+        self, state: Literal["leased", "delayed", "ready"] = "leased"
+    ) -> AsyncIterator[replies.ListedJob]:
+        """The jobs in one state, by seq, with the node and deadline of a lease, or the due time."""
+        cursor: str | None = "0"
+        while cursor is not None:
+            params = {"state": state, "page_size": 1000, "cursor": cursor}
+            page = await self.client.get(f"{self.path}/leases", replies.JobPage, params)
+            for job in page.jobs:
+                yield job
+            cursor = page.next_cursor
+
+    async def requeue(
+        self,
+        dead_letters: str,
+        *,
+        max: int = 100,
+        seqs: Sequence[int] | None = None,
+        match: str | list[str] | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Moves jobs back that died here: the oldest, or those with these seqs of the dead letter box, or
+        with this tag. Returns the number; `dry_run` only counts."""
+        fields = {"seqs": seqs, "match": match, "dry_run": dry_run or None}
+        more = {name: value for name, value in fields.items() if value is not None}
+        body = {"from": dead_letters, "max": max, **more}
         path = f"{self.path}/requeue"
         answer = await self.client.call("POST", path, replies.RequeueReply, body, is_repeatable=False)
         return answer.requeued

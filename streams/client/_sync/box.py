@@ -141,14 +141,14 @@ class Box:
         )
 
     def delete(
-        self, match: str | list[str] | None = None, *, before_seq: int | None = None
+        self, match: str | list[str] | None = None, *, before_seq: int | None = None, dry_run: bool = False
     ) -> replies.DeleteRecordsReply:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
-        or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would delete
-        records that were appended since."""
-        fields = {"match": match, "before_seq": before_seq}
+        or, before this seq; `dry_run` only counts them. A delete by tag alone is not repeated when its answer
+        is lost: it would delete records that were appended since."""
+        fields = {"match": match, "before_seq": before_seq, "dry_run": dry_run or None}
         body = {name: value for name, value in fields.items() if value is not None}
-        is_repeatable = before_seq is not None
+        is_repeatable = before_seq is not None or dry_run
         return self.client.call(
             "POST", f"{self.path}/delete", replies.DeleteRecordsReply, body, is_repeatable=is_repeatable
         )

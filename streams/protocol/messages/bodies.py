@@ -55,6 +55,7 @@ class DiffBody(msgspec.Struct, forbid_unknown_fields=True):
 class DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
     before_seq: _Count | None = None
     match: str | list[str] | None = None
+    dry_run: bool = False
 
 
 class FenceBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,8 +108,13 @@ class ExtendBody(_SettleBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
+    """Dead letters by seq (of their box) or by tag; without either the oldest."""
+
     from_box: BoxName
     max: Annotated[int, Meta(ge=1)] = 100
+    seqs: Annotated[list[_Count], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})] | None = None
+    match: str | list[str] | None = None
+    dry_run: bool = False
 
 
 class RescheduleBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -150,6 +150,8 @@ class DeleteRecords(msgspec.Struct, frozen=True):
     box: str
     before_seq: int | None = None
     match: Match | None = None
+    #: True to count the records only.
+    dry_run: bool = False
 
 
 class SetFence(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ OPS: dict[int, Need] = {
     wire.OP_SET_PAUSED: Need(ADMIN),
     wire.OP_RESCHEDULE: Need(WRITE),
     wire.OP_REPRIORITIZE: Need(WRITE),
+    wire.OP_LIST_JOBS: Need(READ),
     wire.OP_WORK: Need(READ | WRITE),
     wire.OP_WORK_END: Need(READ | WRITE),
     wire.OP_COMMIT_GROUP: Need(WRITE),

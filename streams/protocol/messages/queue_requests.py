@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -36,10 +36,11 @@ from streams.protocol.messages.queues import (
     SEQS_MAX,
     AckWithOutputs,
     GroupCommand,
+    JobState,
     QueueCommand,
 )
 from streams.protocol.model.matches import Match, parse_match
-from streams.protocol.model.names import check_box_name, check_group_name, check_text
+from streams.protocol.model.names import check_box_name, check_group_name, check_text, quote
 from streams.protocol.model.records import Columns
 from streams.protocol.payloads.appends import (
     OutputRecords,
@@ -50,6 +51,7 @@ from streams.protocol.payloads.appends import (
     parse_output,
 )
 
+JOB_STATES = get_args(JobState)
 #: Ops that need a queue.
 QUEUE_OPS = frozenset(
     (
@@ -61,6 +63,7 @@ QUEUE_OPS = frozenset(
         wire.OP_SET_PAUSED,
         wire.OP_RESCHEDULE,
         wire.OP_REPRIORITIZE,
+        wire.OP_LIST_JOBS,
         wire.OP_WORK,
         wire.OP_WORK_END,
     )
@@ -268,7 +271,9 @@ def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueC
     )
 
 
-def _selection(request: RescheduleBody | ReprioritizeBody) -> tuple[tuple[int, ...], Match | None]:
+def _selection(
+    request: RescheduleBody | ReprioritizeBody | RequeueBody,
+) -> tuple[tuple[int, ...], Match | None]:
     """The jobs of a request: exactly one of `seqs` and `match`."""
     if (request.seqs is None) == (request.match is None):
         raise InvalidRequest("seqs, match: give exactly one of them", field="seqs")
@@ -318,6 +323,8 @@ def decode_requeue(body: bytes, box: str) -> RequeueBody:
     check_box_name(request.from_box, "from")
     if request.from_box == box:
         raise InvalidRequest(f"from: {box} cannot be requeued into itself", field="from")
+    if request.seqs is not None or request.match is not None:
+        _selection(request)
     return request
 
 
@@ -327,10 +334,33 @@ def _require_queue(head: wire.RequestHead, body: bytes, limits: RecordLimits) ->
 
 
 def _plan_requeue(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    """From a gateway: the body of the client, whose `from` is the box of this command."""
     query = Query(head.query)
-    to, count = check_box_name(query.text("to") or "", "to"), query.number("max", low=1) or 100
+    to = check_box_name(query.text("to") or "", "to")
     query.reject_unknown()
-    return queues.PlanRequeue(check_box_name(head.box), to, min(count, REQUEUE_MAX))
+    request = decode_requeue(body, to)
+    seqs: tuple[int, ...] = ()
+    match: Match | None = None
+    if request.seqs is not None or request.match is not None:
+        seqs, match = _selection(request)
+    count = REQUEUE_MAX if seqs else min(request.max, REQUEUE_MAX)
+    return queues.PlanRequeue(check_box_name(head.box), to, count, seqs, match, request.dry_run)
+
+
+def _list_jobs(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    check_box_name(head.box)
+    query = Query(head.query)
+    state = query.text("state") or "leased"
+    if state not in JOB_STATES:
+        raise InvalidRequest(
+            f"state: must be one of {', '.join(JOB_STATES)}, not {quote(state)}", field="state"
+        )
+    cursor = query.text("cursor") or "0"
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= 20):
+        raise InvalidRequest(f"cursor: {quote(cursor)} is not a cursor of this list", field="cursor")
+    size = query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+    query.reject_unknown()
+    return queues.ListJobs(head.box, cast(JobState, state), check_seq(int(cursor), "cursor"), size)
 
 
 def _await_moves(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
@@ -393,6 +423,7 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
     wire.OP_REPRIORITIZE: _reprioritize,
     wire.OP_WORK: _work,
     wire.OP_WORK_END: _work_end,
+    wire.OP_LIST_JOBS: _list_jobs,
     wire.OP_REQUIRE_QUEUE: _require_queue,
     wire.OP_PLAN_REQUEUE: _plan_requeue,
     wire.OP_AWAIT_MOVES: _await_moves,
@@ -440,6 +471,7 @@ ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.RescheduleReply: _encode,
     queues.ReprioritizeReply: _encode,
     queues.ReleaseHolderReply: _encode,
+    queues.JobPage: _encode,
     queues.CheckOutputReply: _encode,
     queues.RequireQueueReply: _encode,
     queues.PlanRequeueReply: _encode,

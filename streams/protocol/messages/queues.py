@@ -9,6 +9,9 @@ from streams.protocol.messages.replies import CommitGroupReply as CommitGroupRep
 from streams.protocol.messages.replies import DeleteGroupReply as DeleteGroupReply
 from streams.protocol.messages.replies import ExtendReply as ExtendReply
 from streams.protocol.messages.replies import GroupState as GroupState
+from streams.protocol.messages.replies import JobPage as JobPage
+from streams.protocol.messages.replies import JobState as JobState
+from streams.protocol.messages.replies import ListedJob as ListedJob
 from streams.protocol.messages.replies import NackReply as NackReply
 from streams.protocol.messages.replies import PauseReply as PauseReply
 from streams.protocol.messages.replies import ReprioritizeReply as ReprioritizeReply
@@ -115,6 +118,15 @@ class Reprioritize(msgspec.Struct, frozen=True, kw_only=True):
     job_priority: int
 
 
+class ListJobs(msgspec.Struct, frozen=True):
+    """Lists the jobs of one state with seqs above `after`."""
+
+    box: str
+    state: JobState
+    after: int = 0
+    limit: int = 100
+
+
 class ReleaseHolder(msgspec.Struct, frozen=True):
     """A connection that held jobs of this box is gone."""
 
@@ -129,11 +141,16 @@ class RequireQueue(msgspec.Struct, frozen=True):
 
 
 class PlanRequeue(msgspec.Struct, frozen=True):
-    """Plans to move dead letters of the queue `to` from `box` back there."""
+    """Plans to move dead letters of the queue `to` from `box` back there: the oldest, or those with these
+    seqs, or with this tag."""
 
     box: str
     to: str
     max: int = 100
+    seqs: tuple[int, ...] = ()
+    match: Match | None = None
+    #: True to count them only.
+    dry_run: bool = False
 
 
 class AwaitMoves(msgspec.Struct, frozen=True):
@@ -235,6 +252,7 @@ QueueCommand = (
     | Reschedule
     | Reprioritize
     | ReleaseHolder
+    | ListJobs
     | RequireQueue
     | PlanRequeue
     | AwaitMoves
@@ -249,6 +267,7 @@ QueueReply = (
     | RescheduleReply
     | ReprioritizeReply
     | ReleaseHolderReply
+    | JobPage
     | CheckOutputReply
     | RequireQueueReply
     | PlanRequeueReply

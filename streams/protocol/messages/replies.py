@@ -14,7 +14,7 @@ Rules of both files
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, field
@@ -204,6 +204,8 @@ class DeleteRecordsReply(msgspec.Struct, frozen=True):
     head_seq: Seq
     count: Count
     bytes: Count
+    #: Present and true if nothing was deleted, and `deleted` is what would be.
+    dry_run: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 # -- queues
@@ -228,6 +230,36 @@ class Job(msgspec.Struct, frozen=True):
     first_ts: Millis | None = None
     last_node: str | None = None
     last_error: str | None = None
+
+
+JobState = Literal["leased", "delayed", "ready"]
+
+
+class ListedJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job as operators see it. A leased job has `node`, `lease_id` and `deadline`; a delayed one `due_ts`,
+    unless it is on its way to the dead letter box (`moving`)."""
+
+    seq: Seq
+    deliveries: Count
+    node: str = ""
+    lease_id: str = ""
+    deadline: Millis | None = None
+    due_ts: Millis | None = None
+    moving: bool = False
+    first_ts: Millis | None = None
+    last_node: str = ""
+    last_error: str = ""
+    ordering_key: str = ""
+    job_priority: Count = 0
+
+
+class JobPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Jobs of one state, by seq. A page may have few jobs, or none, and a `next_cursor` all the same."""
+
+    box: BoxName
+    state: JobState
+    jobs: list[ListedJob]
+    next_cursor: str | None = None
 
 
 class ClaimReply(msgspec.Struct, frozen=True):
@@ -303,6 +335,8 @@ class RequeueReply(msgspec.Struct, frozen=True, rename={"from_box": "from"}):
     from_box: BoxName
     requeued: Count
     pending: Count
+    #: Present and true if nothing was requeued, and `requeued` is what would be.
+    dry_run: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 # -- groups

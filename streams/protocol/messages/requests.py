@@ -246,6 +246,7 @@ def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -
         head.box,
         check_seq(request.before_seq, "before_seq") if request.before_seq is not None else None,
         parse_match(request.match) if request.match is not None else None,
+        request.dry_run,
     )
 
 
