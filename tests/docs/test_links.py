@@ -34,3 +34,17 @@ def test_decisions_are_numbered_without_a_gap_and_listed() -> None:
     assert [page.name[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
     listed = re.findall(r"\[(\d+)\]\(decisions/([^)]*)\)", (ROOT / "docs" / "index.md").read_text())
     assert listed == [(str(int(page.name[:4])), page.name) for page in pages]
+
+
+def test_each_page_can_be_reached_from_the_index() -> None:
+    waiting, reached = [ROOT / "docs" / "index.md"], set()
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        waiting += [
+            (page.parent / target).resolve() for target, _ in _link.findall(page.read_text()) if target
+        ]
+    pages = {page for page in PAGES if (ROOT / "docs") in page.parents}
+    assert sorted(str(page.relative_to(ROOT)) for page in pages - reached) == []
