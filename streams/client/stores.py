@@ -30,6 +30,8 @@ def open_store(place: str | Path) -> Store:
 
 
 class FolderStore:
+    """Snapshots in a folder. A file appears whole or not at all."""
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -68,6 +70,8 @@ class FolderStore:
 
 
 class ObjectStore:
+    """Snapshots in an object store; credentials come from the environment."""
+
     def __init__(self, url: str) -> None:
         from obstore.store import from_url
 

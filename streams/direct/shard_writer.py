@@ -39,6 +39,7 @@ class ShardWriter(Closing):
         return f"<ShardWriter over {self.shards!r}>"
 
     def close(self) -> None:
+        """Close the connections to the shards."""
         self.shards.close()
 
     # -- writing
@@ -79,6 +80,7 @@ class ShardWriter(Closing):
         return self.shards.put_columns(columns, idempotency_key=idempotency_key or uuid.uuid4().hex)
 
     def state(self, box: str) -> BoxState:
+        """Return positions, counts and settings of a box."""
         message = self._call(wire.OP_GET_STATE, box, {"touch": "false"}, b"", self.retry)
         return answers.decode(message.body, BoxState)
 

@@ -61,8 +61,8 @@ class AsyncBox:
         deliver_at: int | datetime | None = None,
         **options: Unpack[WriteOptions],
     ) -> replies.AppendReply:
-        """Appends one record; `options` are those of `append_batch`. A job of a queue can wait: for `delay`,
-        seconds or a timedelta, or until `deliver_at`, epoch milliseconds or a datetime."""
+        """Append one record; `options` are those of `append_batch`. A job can wait: for `delay` (seconds
+        or a timedelta), or until `deliver_at` (epoch milliseconds or a datetime)."""
         entry = Entry(
             data, tag, node, meta, ts, ordering_key, job_priority, millis_of(delay), epoch_ms_of(deliver_at)
         )
@@ -120,7 +120,7 @@ class AsyncBox:
         )
 
     async def idempotency_window_ms(self) -> int | None:
-        """How long the box remembers keys; None when there is no such box yet."""
+        """Return how long the box remembers idempotency keys, or None if the box does not exist."""
         state = await self.client.find(self.path + "?touch=false", replies.BoxState)
         return state.config.idempotency_window_ms if state is not None else None
 
@@ -131,7 +131,7 @@ class AsyncBox:
         stop_at_failure: bool = False,
         **bounds: Unpack[ProducerBounds],
     ) -> AsyncProducer:
-        """Many records, in batches, in the background; see `AsyncProducer`."""
+        """Return a producer, which sends many records in batches in the background; see `Producer`."""
         from streams.client._async.producer import AsyncProducer
         from streams.client.batching import Bounds
 
@@ -160,7 +160,8 @@ class AsyncBox:
         return AsyncReader(self, from_seq, **options)
 
     def follow(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> AsyncReader:
-        """As `read`, then new records, for ever. Waits while the server is unreachable."""
+        """As `read`, then wait for new records, for ever. It also waits while the server cannot be
+        reached."""
         return AsyncReader(self, from_seq, is_endless=True, **options)
 
     def watch(
@@ -175,12 +176,13 @@ class AsyncBox:
         )
 
     async def page(self, from_seq: int = 0, *, retry: Retry | None = None, **options: Any) -> answers.Page:
-        """One answer to a read, with the options of the HTTP call (`limit`, `max_bytes`, `wait_ms`, …)."""
+        """Return one page: one answer to a read, with the options of the HTTP call (`limit`,
+        `max_bytes`, `wait_ms`, …)."""
         body = {"from_seq": from_seq, **options}
         return await self.client.call("POST", f"{self.path}/diff", answers.Page, body, retry=retry)
 
     async def raw_page(self, *, retry: Retry | None = None, **options: Any) -> answers.RawPage:
-        """As `page`, with each record as the bytes of the reply."""
+        """As `page`, with each record as the bytes of the answer."""
         return await self.client.call("POST", f"{self.path}/diff", answers.RawPage, options, retry=retry)
 
     async def tail(
@@ -207,15 +209,17 @@ class AsyncBox:
         return [item for item in items if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
 
     async def record(self, seq: int) -> Record:
-        """One record; `NotFound` when it is gone or never was."""
+        """Return one record. Raises `NotFound` if it is gone or was never written."""
         return (await self.client.get(f"{self.path}/records/{seq}", replies.OneRecord)).record
 
     async def position(self) -> replies.Tail:
-        """Return the head of the box."""
+        """Return the position of the end of the box: `head_seq`, `next_seq` and the time of the last
+        record."""
         return await self.client.get(f"{self.path}/tail", replies.Tail)
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> AsyncBoxSnapshots:
-        """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        """Return snapshots that are stored in the box itself. States are JSON unless `dump` and `load`
+        convert them."""
         from streams.client._async.snapshots import AsyncBoxSnapshots
 
         return AsyncBoxSnapshots(self, dump=dump, load=load)
@@ -223,7 +227,7 @@ class AsyncBox:
     def stored_snapshots(
         self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
     ) -> AsyncStoredSnapshots:
-        """Snapshots kept in a folder, or in an object store by its URL."""
+        """Return snapshots that are stored outside: in a folder, or in an object store by its URL."""
         from streams.client._async.snapshots import AsyncStoredSnapshots
         from streams.client.stores import open_store
 
@@ -233,29 +237,35 @@ class AsyncBox:
     # -- the box itself
 
     async def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
-        """Makes the box, or changes the settings that are given. Settings are those of the reference."""
+        """Create the box, or change the settings that are given. The settings are those of
+        [`BoxSettings`](#boxsettings)."""
         return await self.client.call("PUT", self.path, replies.PutBoxReply, config)
 
     #: A box that is there is changed in the same way.
     configure = create
 
     async def config(self) -> BoxConfig:
+        """Return all settings of the box."""
         return (await self.state()).config
 
     async def state(self, *, touch: bool = False) -> replies.BoxState:
-        """`touch` counts it as reading, for the priority of the box."""
+        """Return positions, counts and settings of the box. `touch=True` counts as reading, for the
+        priority of the box."""
         return await self.client.get(self.path, replies.BoxState, {"touch": "true" if touch else "false"})
 
     async def exists(self) -> bool:
+        """Return True if the box exists."""
         return await self.client.find(self.path + "?touch=false", replies.BoxState) is not None
 
     async def drop(self, *, if_empty: bool = False) -> replies.DeleteBoxReply:
-        """Deletes the box with all that belongs to it, for ever."""
+        """Delete the box with all its records, groups and routers. With `if_empty`, a box with records
+        raises `BoxNotEmpty`."""
         path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
         return await self.client.call("DELETE", path, replies.DeleteBoxReply)
 
     async def fence(self, token: str, *, if_token: str | None = None) -> None:
-        """From now on a write needs this token; an empty one ends that."""
+        """Set the fencing token: appends with a different token, or with none, are refused from now on.
+        An empty token removes it. With `if_token`, the box must have this token now."""
         body = {"token": token} | ({"if_token": if_token} if if_token is not None else {})
         await self.client.call(
             "PUT", f"{self.path}/fence", dict[str, Any], body, is_repeatable=if_token is None
@@ -264,10 +274,11 @@ class AsyncBox:
     # -- groups
 
     def group(self, name: str) -> AsyncGroup:
-        """A cursor that the box keeps for its readers."""
+        """Return a group: a position that the box stores for its readers."""
         return AsyncGroup(self, name)
 
     async def groups(self, prefix: str = "") -> AsyncIterator[replies.GroupState]:
+        """Yield all groups of the box whose name begins with `prefix`."""
         cursor: str | None = ""
         while cursor is not None:
             params = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
@@ -278,6 +289,8 @@ class AsyncBox:
 
 
 class AsyncGroup:
+    """A position that a box stores for its readers."""
+
     def __init__(self, box: AsyncBox, name: str) -> None:
         self._box = box
         self.name = check_group_name(name)
@@ -293,6 +306,7 @@ class AsyncGroup:
         await self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
 
     async def state(self) -> replies.GroupState:
+        """Return the position, its lag, and when it was committed."""
         return await self._box.client.get(self._path, replies.GroupState)
 
     async def drop(self) -> bool:

@@ -79,6 +79,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
+        """Close all connections. Leaving the `with` block does this."""
         await self._transport.aclose()
 
     # -- boxes and routers
@@ -96,7 +97,8 @@ class AsyncClient:
     async def boxes(
         self, prefix: str = "", *, page_size: int = 1000, sort: str = "name", kind: str = "", text: str = ""
     ) -> AsyncIterator[replies.ListedBox]:
-        """All boxes whose name begins so, by name; or by a number, the largest first (v0 §26)."""
+        """Yield all boxes whose name begins with `prefix`, sorted by name, or by a number with the
+        largest first (v0 §26). `kind` is log, queue or stream; `text` is a part of the name."""
         filters = {"sort": "" if sort == "name" else sort, "kind": kind, "q": text}
         params = {"prefix": prefix, "page_size": page_size, **{k: v for k, v in filters.items() if v}}
         cursor: str | None = ""
@@ -119,8 +121,9 @@ class AsyncClient:
         create_dest: bool = True,
         allow_cycle: bool = False,
     ) -> replies.PutRouterReply:
-        """Copies what is appended to `source` into `dest`, from now on or from `from_seq`; changes a router
-        that is there."""
+        """Create a router, or change one: copy records of `source` into `dest`, each once and in order.
+        A new router copies records appended from now on, or after `from_seq` (0: all of them). `match`
+        limits it to records with a tag."""
         body: dict[str, Any] = {
             "source": source,
             "dest": dest,
@@ -141,6 +144,8 @@ class AsyncClient:
     async def routers(
         self, prefix: str = "", *, source: str = "", dest: str = ""
     ) -> AsyncIterator[replies.Router]:
+        """Yield all routers whose name begins with `prefix`, by name; `source` and `dest` limit them to
+        these boxes."""
         params = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
         cursor: str | None = ""
         while cursor is not None:
@@ -179,21 +184,23 @@ class AsyncClient:
     # -- the server
 
     async def health(self) -> server_replies.Health:
+        """Return the version and the uptime. It succeeds as soon as a gateway answers."""
         return await self.get("/v0/health", server_replies.Health)
 
     async def ready(self) -> server_replies.Ready:
-        """Waits, as long as requests are repeated, until all shards serve."""
+        """Wait until all shards serve, for at most the retry time of the client."""
         return await self.get("/v0/ready", server_replies.Ready)
 
     async def status(self) -> server_replies.Status:
-        """Every process of the server, and what it holds."""
+        """Return the state of the server, of each process, and how much it holds."""
         return await self.get("/v0/status", server_replies.Status)
 
     async def whoami(self) -> server_replies.WhoAmI:
-        """The key of this client: what it allows, its limits and what it uses of them."""
+        """Return what the key of this client allows, its limits, and how much of them is used."""
         return await self.get("/v0/whoami", server_replies.WhoAmI)
 
     async def placement(self) -> server_replies.Placement:
+        """Return which shard owns which box, and the addresses of the shards."""
         return await self.get("/v0/placement", server_replies.Placement)
 
     # -- requests
@@ -206,12 +213,12 @@ class AsyncClient:
         *,
         retry: Retry | None = None,
     ) -> T:
-        """`params` that are empty are left out."""
+        """Send a GET request and decode its answer. Empty `params` are left out."""
         query = urlencode({name: value for name, value in (params or {}).items() if value != ""})
         return await self.call("GET", f"{path}?{query}" if query else path, kind, retry=retry)
 
     async def find(self, path: str, kind: type[T]) -> T | None:
-        """None when there is no such box."""
+        """As `get`, but return None if the box does not exist."""
         try:
             return await self.call("GET", path, kind)
         except BoxNotFound:
@@ -228,7 +235,7 @@ class AsyncClient:
         retry: Retry | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """One request, with a JSON body or without, and its answer."""
+        """Send one request, with a JSON body or without one, and decode its answer."""
         content = None if body is None else msgspec.json.encode(body)
         wait_s = body.get("wait_ms", 0) / 1000 if isinstance(body, dict) else 0.0
         raw = await self.send(

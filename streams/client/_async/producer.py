@@ -57,6 +57,7 @@ class AsyncTicket:
 
     @property
     def is_settled(self) -> bool:
+        """True if the record is stored or has failed."""
         return self._batch.flag.is_set()
 
     async def wait(self, timeout_s: float | None = None) -> int:
@@ -180,7 +181,8 @@ class AsyncProducer:
         return self._newest
 
     async def flush(self) -> None:
-        """Waits until all that was submitted is settled. Raises the first failure that nobody has seen."""
+        """Wait until every submitted record is stored or has failed. Raises the first failure that your
+        program has not seen on its ticket."""
         with self._lock:
             newest = self._newest
             self._backlog.is_hurried = not self._backlog.is_idle
@@ -190,6 +192,7 @@ class AsyncProducer:
         self._raise_unseen()
 
     def statistics(self) -> ProducerStatistics:
+        """Return how many records are stored, failed and on their way."""
         with self._lock:
             return ProducerStatistics(
                 self._acked_count, self._failed_count, self._backlog.held_records, self._batches_begun

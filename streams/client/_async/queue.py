@@ -26,6 +26,8 @@ class AsyncQueue(AsyncBox):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
     async def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
+        """Create the queue, or change the settings that are given. The settings are those of
+        [`BoxSettings`](#boxsettings)."""
         config.setdefault("type", "queue")
         return await super().create(**config)
 
@@ -161,7 +163,8 @@ class AsyncQueue(AsyncBox):
         delay: float | timedelta | None = None,
         deliver_at: int | datetime | None = None,
     ) -> replies.RescheduleReply:
-        """Gives waiting and delayed jobs another time. `delay` and `deliver_at` as for `append`."""
+        """Give waiting and delayed jobs another time: those of `seqs`, or those whose tag matches.
+        `delay` and `deliver_at` are as for `append`."""
         fields = {
             "seqs": seqs,
             "match": match,
@@ -178,17 +181,18 @@ class AsyncQueue(AsyncBox):
         match: str | list[str] | None = None,
         job_priority: int,
     ) -> replies.ReprioritizeReply:
-        """Gives waiting and delayed jobs another priority, 0 to 9."""
+        """Give waiting and delayed jobs another priority, 0 to 9: those of `seqs`, or those whose tag
+        matches."""
         fields = {"seqs": seqs, "match": match, "job_priority": job_priority}
         body = {name: value for name, value in fields.items() if value is not None}
         return await self.client.call("POST", f"{self.path}/reprioritize", replies.ReprioritizeReply, body)
 
     async def pause(self) -> None:
-        """Claims get no jobs until `resume`. Jobs that are leased can be finished."""
+        """Give no jobs to claims until `resume`. Jobs that are leased can be finished."""
         await self.client.call("POST", f"{self.path}/pause", replies.PauseReply)
 
     async def resume(self) -> None:
-        """Ends a pause; waiting claims get their jobs."""
+        """End a pause. Waiting claims get their jobs at once."""
         await self.client.call("POST", f"{self.path}/resume", replies.PauseReply)
 
     async def jobs(

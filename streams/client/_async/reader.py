@@ -93,13 +93,14 @@ class AsyncReader:
         return items
 
     async def commit(self) -> None:
+        """Store the position of this reader in its group."""
         if self._group is None:
             raise ValueError("commit needs a group; create the reader with group=NAME")
         await self._group.commit(self.cursor)
 
     @property
     def is_caught_up(self) -> bool:
-        """All there was, when the server was last asked, has been handed out."""
+        """True if everything was handed out that the server had when it was last asked."""
         return self._was_caught_up and not self._items
 
     def is_at_end(self) -> bool:

@@ -82,6 +82,7 @@ class AsyncSchedules:
         return await self._set_paused(name, True)
 
     async def resume(self, name: str) -> replies.PutScheduleReply:
+        """Continue a paused schedule with its next due time."""
         return await self._set_paused(name, False)
 
     async def _set_paused(self, name: str, paused: bool) -> replies.PutScheduleReply:

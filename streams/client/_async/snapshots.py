@@ -106,7 +106,7 @@ class AsyncBoxSnapshots(_AsyncSnapshots):
             )
 
     async def load(self) -> Restored:
-        """The newest state that is whole."""
+        """Return the newest complete state."""
         assembler = Assembler()
         newest = Restored(None, 0)
         if not await self._box.exists():
@@ -198,7 +198,7 @@ class AsyncStoredSnapshots(_AsyncSnapshots):
             await self._box.delete(before_seq=seq + 1)
 
     async def load(self) -> Restored:
-        """The newest state of this life of the box."""
+        """Return the newest state of this box. States of a deleted box with the same name do not count."""
         if not await self._box.exists():
             return Restored(None, 0)
         generation = (await self._box.state()).generation

@@ -70,6 +70,7 @@ class AsyncWatch:
         return self._items
 
     async def aclose(self) -> None:
+        """Close the connection at once."""
         await self._items.aclose()
 
     async def _run(self) -> AsyncGenerator[tuple[str, Item], None]:
@@ -179,4 +180,5 @@ class AsyncBoxWatch:
                 return item
 
     async def aclose(self) -> None:
+        """Close the connection at once."""
         await self._watch.aclose()

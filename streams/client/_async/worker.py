@@ -67,13 +67,15 @@ class AsyncWorker:
         return f"<AsyncWorker {self.node} of {self._queue.name}, {len(self._jobs)} held>"
 
     def statistics(self) -> WorkerStatistics:
+        """Return how many jobs are done, returned, failed, lost and running."""
         with self._lock:
             return WorkerStatistics(
                 self._done_count, self._returned_count, self._failed_count, self._lost_count, len(self._jobs)
             )
 
     def stop(self) -> None:
-        """No more jobs; `run` returns when those at work are finished. May be called from a handler."""
+        """Take no more jobs. `run` returns when the running ones are finished. May be called from a
+        handler."""
         self._stopping.set()
         self._slot_bell.ring()
 

@@ -62,8 +62,8 @@ class Box:
         deliver_at: int | datetime | None = None,
         **options: Unpack[WriteOptions],
     ) -> replies.AppendReply:
-        """Appends one record; `options` are those of `append_batch`. A job of a queue can wait: for `delay`,
-        seconds or a timedelta, or until `deliver_at`, epoch milliseconds or a datetime."""
+        """Append one record; `options` are those of `append_batch`. A job can wait: for `delay` (seconds
+        or a timedelta), or until `deliver_at` (epoch milliseconds or a datetime)."""
         entry = Entry(
             data, tag, node, meta, ts, ordering_key, job_priority, millis_of(delay), epoch_ms_of(deliver_at)
         )
@@ -121,7 +121,7 @@ class Box:
         )
 
     def idempotency_window_ms(self) -> int | None:
-        """How long the box remembers keys; None when there is no such box yet."""
+        """Return how long the box remembers idempotency keys, or None if the box does not exist."""
         state = self.client.find(self.path + "?touch=false", replies.BoxState)
         return state.config.idempotency_window_ms if state is not None else None
 
@@ -132,7 +132,7 @@ class Box:
         stop_at_failure: bool = False,
         **bounds: Unpack[ProducerBounds],
     ) -> Producer:
-        """Many records, in batches, in the background; see `Producer`."""
+        """Return a producer, which sends many records in batches in the background; see `Producer`."""
         from streams.client._sync.producer import Producer
         from streams.client.batching import Bounds
 
@@ -161,7 +161,8 @@ class Box:
         return Reader(self, from_seq, **options)
 
     def follow(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> Reader:
-        """As `read`, then new records, for ever. Waits while the server is unreachable."""
+        """As `read`, then wait for new records, for ever. It also waits while the server cannot be
+        reached."""
         return Reader(self, from_seq, is_endless=True, **options)
 
     def watch(
@@ -176,12 +177,13 @@ class Box:
         )
 
     def page(self, from_seq: int = 0, *, retry: Retry | None = None, **options: Any) -> answers.Page:
-        """One answer to a read, with the options of the HTTP call (`limit`, `max_bytes`, `wait_ms`, …)."""
+        """Return one page: one answer to a read, with the options of the HTTP call (`limit`,
+        `max_bytes`, `wait_ms`, …)."""
         body = {"from_seq": from_seq, **options}
         return self.client.call("POST", f"{self.path}/diff", answers.Page, body, retry=retry)
 
     def raw_page(self, *, retry: Retry | None = None, **options: Any) -> answers.RawPage:
-        """As `page`, with each record as the bytes of the reply."""
+        """As `page`, with each record as the bytes of the answer."""
         return self.client.call("POST", f"{self.path}/diff", answers.RawPage, options, retry=retry)
 
     def tail(
@@ -208,15 +210,17 @@ class Box:
         return [item for item in items if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
 
     def record(self, seq: int) -> Record:
-        """One record; `NotFound` when it is gone or never was."""
+        """Return one record. Raises `NotFound` if it is gone or was never written."""
         return (self.client.get(f"{self.path}/records/{seq}", replies.OneRecord)).record
 
     def position(self) -> replies.Tail:
-        """Return the head of the box."""
+        """Return the position of the end of the box: `head_seq`, `next_seq` and the time of the last
+        record."""
         return self.client.get(f"{self.path}/tail", replies.Tail)
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> BoxSnapshots:
-        """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        """Return snapshots that are stored in the box itself. States are JSON unless `dump` and `load`
+        convert them."""
         from streams.client._sync.snapshots import BoxSnapshots
 
         return BoxSnapshots(self, dump=dump, load=load)
@@ -224,7 +228,7 @@ class Box:
     def stored_snapshots(
         self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
     ) -> StoredSnapshots:
-        """Snapshots kept in a folder, or in an object store by its URL."""
+        """Return snapshots that are stored outside: in a folder, or in an object store by its URL."""
         from streams.client._sync.snapshots import StoredSnapshots
         from streams.client.stores import open_store
 
@@ -234,39 +238,46 @@ class Box:
     # -- the box itself
 
     def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
-        """Makes the box, or changes the settings that are given. Settings are those of the reference."""
+        """Create the box, or change the settings that are given. The settings are those of
+        [`BoxSettings`](#boxsettings)."""
         return self.client.call("PUT", self.path, replies.PutBoxReply, config)
 
     #: A box that is there is changed in the same way.
     configure = create
 
     def config(self) -> BoxConfig:
+        """Return all settings of the box."""
         return (self.state()).config
 
     def state(self, *, touch: bool = False) -> replies.BoxState:
-        """`touch` counts it as reading, for the priority of the box."""
+        """Return positions, counts and settings of the box. `touch=True` counts as reading, for the
+        priority of the box."""
         return self.client.get(self.path, replies.BoxState, {"touch": "true" if touch else "false"})
 
     def exists(self) -> bool:
+        """Return True if the box exists."""
         return self.client.find(self.path + "?touch=false", replies.BoxState) is not None
 
     def drop(self, *, if_empty: bool = False) -> replies.DeleteBoxReply:
-        """Deletes the box with all that belongs to it, for ever."""
+        """Delete the box with all its records, groups and routers. With `if_empty`, a box with records
+        raises `BoxNotEmpty`."""
         path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
         return self.client.call("DELETE", path, replies.DeleteBoxReply)
 
     def fence(self, token: str, *, if_token: str | None = None) -> None:
-        """From now on a write needs this token; an empty one ends that."""
+        """Set the fencing token: appends with a different token, or with none, are refused from now on.
+        An empty token removes it. With `if_token`, the box must have this token now."""
         body = {"token": token} | ({"if_token": if_token} if if_token is not None else {})
         self.client.call("PUT", f"{self.path}/fence", dict[str, Any], body, is_repeatable=if_token is None)
 
     # -- groups
 
     def group(self, name: str) -> Group:
-        """A cursor that the box keeps for its readers."""
+        """Return a group: a position that the box stores for its readers."""
         return Group(self, name)
 
     def groups(self, prefix: str = "") -> Iterator[replies.GroupState]:
+        """Yield all groups of the box whose name begins with `prefix`."""
         cursor: str | None = ""
         while cursor is not None:
             params = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
@@ -277,6 +288,8 @@ class Box:
 
 
 class Group:
+    """A position that a box stores for its readers."""
+
     def __init__(self, box: Box, name: str) -> None:
         self._box = box
         self.name = check_group_name(name)
@@ -292,6 +305,7 @@ class Group:
         self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
 
     def state(self) -> replies.GroupState:
+        """Return the position, its lag, and when it was committed."""
         return self._box.client.get(self._path, replies.GroupState)
 
     def drop(self) -> bool:

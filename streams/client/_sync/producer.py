@@ -58,6 +58,7 @@ class Ticket:
 
     @property
     def is_settled(self) -> bool:
+        """True if the record is stored or has failed."""
         return self._batch.flag.is_set()
 
     def wait(self, timeout_s: float | None = None) -> int:
@@ -181,7 +182,8 @@ class Producer:
         return self._newest
 
     def flush(self) -> None:
-        """Waits until all that was submitted is settled. Raises the first failure that nobody has seen."""
+        """Wait until every submitted record is stored or has failed. Raises the first failure that your
+        program has not seen on its ticket."""
         with self._lock:
             newest = self._newest
             self._backlog.is_hurried = not self._backlog.is_idle
@@ -191,6 +193,7 @@ class Producer:
         self._raise_unseen()
 
     def statistics(self) -> ProducerStatistics:
+        """Return how many records are stored, failed and on their way."""
         with self._lock:
             return ProducerStatistics(
                 self._acked_count, self._failed_count, self._backlog.held_records, self._batches_begun

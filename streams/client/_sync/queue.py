@@ -27,6 +27,8 @@ class Queue(Box):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
     def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
+        """Create the queue, or change the settings that are given. The settings are those of
+        [`BoxSettings`](#boxsettings)."""
         config.setdefault("type", "queue")
         return super().create(**config)
 
@@ -162,7 +164,8 @@ class Queue(Box):
         delay: float | timedelta | None = None,
         deliver_at: int | datetime | None = None,
     ) -> replies.RescheduleReply:
-        """Gives waiting and delayed jobs another time. `delay` and `deliver_at` as for `append`."""
+        """Give waiting and delayed jobs another time: those of `seqs`, or those whose tag matches.
+        `delay` and `deliver_at` are as for `append`."""
         fields = {
             "seqs": seqs,
             "match": match,
@@ -179,17 +182,18 @@ class Queue(Box):
         match: str | list[str] | None = None,
         job_priority: int,
     ) -> replies.ReprioritizeReply:
-        """Gives waiting and delayed jobs another priority, 0 to 9."""
+        """Give waiting and delayed jobs another priority, 0 to 9: those of `seqs`, or those whose tag
+        matches."""
         fields = {"seqs": seqs, "match": match, "job_priority": job_priority}
         body = {name: value for name, value in fields.items() if value is not None}
         return self.client.call("POST", f"{self.path}/reprioritize", replies.ReprioritizeReply, body)
 
     def pause(self) -> None:
-        """Claims get no jobs until `resume`. Jobs that are leased can be finished."""
+        """Give no jobs to claims until `resume`. Jobs that are leased can be finished."""
         self.client.call("POST", f"{self.path}/pause", replies.PauseReply)
 
     def resume(self) -> None:
-        """Ends a pause; waiting claims get their jobs."""
+        """End a pause. Waiting claims get their jobs at once."""
         self.client.call("POST", f"{self.path}/resume", replies.PauseReply)
 
     def jobs(self, state: Literal["leased", "delayed", "ready"] = "leased") -> Iterator[replies.ListedJob]:

@@ -83,6 +83,7 @@ class Schedules:
         return self._set_paused(name, True)
 
     def resume(self, name: str) -> replies.PutScheduleReply:
+        """Continue a paused schedule with its next due time."""
         return self._set_paused(name, False)
 
     def _set_paused(self, name: str, paused: bool) -> replies.PutScheduleReply:

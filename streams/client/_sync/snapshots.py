@@ -107,7 +107,7 @@ class BoxSnapshots(_AsyncSnapshots):
             )
 
     def load(self) -> Restored:
-        """The newest state that is whole."""
+        """Return the newest complete state."""
         assembler = Assembler()
         newest = Restored(None, 0)
         if not self._box.exists():
@@ -199,7 +199,7 @@ class StoredSnapshots(_AsyncSnapshots):
             self._box.delete(before_seq=seq + 1)
 
     def load(self) -> Restored:
-        """The newest state of this life of the box."""
+        """Return the newest state of this box. States of a deleted box with the same name do not count."""
         if not self._box.exists():
             return Restored(None, 0)
         generation = (self._box.state()).generation

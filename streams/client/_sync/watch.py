@@ -71,6 +71,7 @@ class Watch:
         return self._items
 
     def close(self) -> None:
+        """Close the connection at once."""
         self._items.close()
 
     def _run(self) -> Generator[tuple[str, Item], None]:
@@ -178,4 +179,5 @@ class BoxWatch:
                 return item
 
     def close(self) -> None:
+        """Close the connection at once."""
         self._watch.close()

@@ -40,6 +40,8 @@ class CaughtUp(msgspec.Struct, frozen=True):
 
 
 class BoxDeleted(msgspec.Struct, frozen=True):
+    """A watched box was deleted; the other boxes go on."""
+
     box: str
     head_seq: int
     reason: str = ""
