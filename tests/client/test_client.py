@@ -368,7 +368,10 @@ def test_a_worker_drains_a_queue_also_of_what_others_give_back(client: streams.C
         if len(done) == 3:
             queue.nack("other", others)
 
-    queue.worker(handle, concurrency=2).run(drain=True)
+    worker = queue.worker(handle, concurrency=2)
+    worker.run(drain=True)
+    with pytest.raises(streams.Closed, match="create another one"):
+        worker.run(drain=True)
     assert sorted(done) == [0, 1, 2, 3] and done[-1] == 0
 
 

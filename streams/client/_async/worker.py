@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from streams.client.answers import Job
 from streams.client.async_concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashield, asleep
+from streams.client.errors import Closed
 from streams.client.retry import FOREVER
 from streams.client.working import AsyncHandler, JobOutputs, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
@@ -81,7 +82,9 @@ class AsyncWorker:
 
     async def run(self, *, drain: bool = False) -> None:
         """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
-        Jobs that are delayed are not waited for."""
+        Jobs that are delayed are not waited for. A worker runs once."""
+        if self._end_flag.is_set():
+            raise Closed("this worker has ended; create another one with queue.worker(...)")
         config = await self._queue.config()
         lease_ms = self._lease_ms or config.lease_ms
         self._has_backoff = config.retry_backoff is not None
