@@ -98,9 +98,7 @@ def build_route_table(
         **{path: {"GET": server_info.ready} for path in ("/v0/ready", "/readyz")},
     }
     if reports is not None:
-        fixed_routes |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
-        fixed_routes["/v0/status"] = {"GET": reports.status}
-        fixed_routes["/v0/history"] = {"GET": reports.history}
+        fixed_routes |= _report_routes(reports)
     return RouteTable(
         box_routes={
             "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
@@ -133,3 +131,12 @@ def build_route_table(
         guide_routes={"GET": guide_pages.file},
         fixed_routes=fixed_routes,
     )
+
+
+def _report_routes(reports: ReportPages) -> dict[str, dict[str, PlainHandler]]:
+    return {
+        "/v0/metrics": {"GET": reports.metrics},
+        "/metrics": {"GET": reports.metrics},
+        "/v0/status": {"GET": reports.status},
+        "/v0/history": {"GET": reports.history},
+    }

@@ -102,16 +102,10 @@ class Api:
         self._response_counts = {} if response_counts is None else response_counts
         self._logs_access = logs_access
         self.websockets = WebSockets(watch, dispatch, self._origins, guard)
+        where = {"sockets": sockets, "addresses": addresses}
         table = build_route_table(
             dispatch,
-            ServerInfo(
-                dispatch,
-                version=version,
-                sockets=sockets,
-                addresses=addresses,
-                key_use=key_use,
-                settings=settings,
-            ),
+            ServerInfo(dispatch, version=version, key_use=key_use, settings=settings, **where),
             body_bytes_max=body_bytes_max,
             version=version,
             draining=draining,

@@ -8,7 +8,8 @@
     task     write ─► send_rows ─► Packer (`columns.py`) ─► Parcel (`direct/parcels.py`, op 90) ─► shard
     driver   commit_tasks ─► Shards.txn_commit (`direct/shards.py`, op 91): first dry on all shards
 
-In the shard, the files `handlers.py` and `commit_handlers.py` of `shard/core/transactions` handle them.
+In the shard, `shard/core/transactions/handlers.py` takes rows, and
+`shard/core/transactions/commit_handlers.py` commits them.
 
 The commit lists the parcels of the tasks that Spark counts. In the same step the shard drops all other rows
 of the epoch: from failed attempts, speculative duplicates, or an application that died. A second commit of an
