@@ -222,6 +222,18 @@ def test_batches_that_are_staged_or_not_visible_are_not_sealed() -> None:
 # -- what is due
 
 
+def test_batches_to_seal_are_found_by_search_as_they_are_one_by_one() -> None:
+    """A search needs batches in order; a batch that was logged again is out of order."""
+    tail = filled(batches=6, size=3).machine.boxes["b"].log.tail
+    lsns = [batch.lsn for batch in tail]
+    seqs = range(tail.batches[-1].last_seq + 2)
+    cases = [(seq, lsn, size) for seq in seqs for lsn in (0, *lsns) for size in (1, 200, 1 << 20)]
+    by_search = [tail.sealable(*case) for case in cases]
+    assert max(map(len, by_search)) == 6 and min(map(len, by_search)) == 0
+    tail.relog(5, lsns[5])
+    assert [tail.sealable(*case) for case in cases] == by_search
+
+
 def test_a_box_is_sealed_by_records_bytes_or_age() -> None:
     machine = filled(batches=2).machine
     machine.due_records = 7

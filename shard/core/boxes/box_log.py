@@ -29,6 +29,7 @@ from pyroaring import BitMap64
 from shard.core.boxes.box_positions import NONE_DELETED, NOTHING_LOCATED, BoxPositions
 from shard.core.boxes.holes import Hole
 from shard.core.boxes.sealed import SealedBatch, Segment, Span
+from shard.core.boxes.tail import dead_of
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch
 
@@ -296,7 +297,7 @@ class BoxLog(BoxPositions):
         """Replaces the oldest batches of the tail by this segment. Records that died since are dead in it."""
         assert segment.first_seq > self.sealed_seq, "ORDER"
         batches = self.tail.take_upto(segment.last_seq)
-        if len(batches) < len(segment) or any(batch.dead for batch in batches):
+        if len(batches) < len(segment) or any(map(dead_of, batches)):
             alive = {batch.first_seq: batch for batch in batches}
             for at, first_seq in enumerate(segment.first_seqs):
                 batch = alive.get(first_seq)
