@@ -122,7 +122,7 @@ docs: .venv/.dev ## Write the generated reference pages and the list of messages
 
 # The archive has the files of the site without the folder, as STREAMS_GUIDE takes it.
 site: .venv/.dev ## Build the documentation site into build/site, and build/site.zip for STREAMS_GUIDE.
-	$(BIN)/sphinx-build -q -W --keep-going -j 2 -d build/doctrees docs build/site $(ARGS)
+	$(BIN)/sphinx-build -q -W --keep-going -E -j 2 -d build/doctrees docs build/site $(ARGS)
 	@rm -f build/site.zip && cd build/site && ../../$(BIN)/python -m zipfile -c ../site.zip *
 	@echo "open build/site/index.html, or: streams serve --guide build/site.zip"
 

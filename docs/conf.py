@@ -17,7 +17,6 @@ author = "The streams authors"
 version = release = re.findall(r'__version__ = "(.*)"', (DOCS.parent / "streams/__init__.py").read_text())[0]
 
 extensions = ["myst_parser"]
-exclude_patterns = ["examples/**/README.md"]
 myst_enable_extensions = ["attrs_block"]
 myst_heading_anchors = 4
 #: Code blocks of other languages than Pygments knows, and blocks that are more than their language.
@@ -40,6 +39,7 @@ NAVIGATION: dict[str, list[str]] = {
     "Start": ["tutorial/first-steps", "comparison", "glossary"],
     "How to": ["howto/"],
     "Cookbook": ["cookbook/index"],
+    "Examples": ["examples/"],
     "Coming from": ["coming-from/"],
     "Explanation": ["explanation/"],
     "Reference": ["reference/"],
@@ -51,10 +51,12 @@ _outside = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*)\)")
 def _pages(entry: str) -> list[str]:
     if not entry.endswith("/"):
         return [entry]
-    return [f"{entry}{page.stem}" for page in sorted((DOCS / entry).glob("*.md"))]
+    return [str(page.relative_to(DOCS).with_suffix("")) for page in sorted((DOCS / entry).rglob("*.md"))]
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
+    if not pages:
+        return ""
     return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
 
 
