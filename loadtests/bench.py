@@ -34,6 +34,7 @@ from streams.config import SETTINGS
 from streams.testing import ServerFailed
 
 SECONDS, SECONDS_QUICK = 4.0, 0.5
+MINUTES = 30.0
 EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
 
 #: In this order. The last one ends the server that the others share.
@@ -58,6 +59,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--seconds", type=_seconds, metavar="N", help=f"measured time of each row (default {SECONDS:g})")
     add("--rows", metavar="PATTERN", default="*", help="only rows whose key matches: 'single-*', '!spark-*'")
     add("--repeat", type=_repeats, metavar="K", default=1, help="measure K times, show median and spread")
+    add("--minutes", type=float, metavar="N", default=MINUTES, help="begin no row after this time")
     add("--quick", action="store_true", help="tiny sizes: tests the benchmark; the figures mean nothing")
     add("--json", metavar="FILE", type=Path, help="write the run here too (always in build/bench.json)")
     add("--check-floors", action="store_true", help="exit with 1 when a row is below its floor")
@@ -202,7 +204,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             for case in arguments.cases:
                 selected_rows = [row for row in case.rows if _matches(row, arguments.rows)]
                 progress.begin(case.rows[0].title)
-                measurements, error, skip_reason = measure(bench, case, arguments.repeat)
+                if time.monotonic() - began < 60 * arguments.minutes:
+                    measurements, error, skip_reason = measure(bench, case, arguments.repeat)
+                else:
+                    reason = f"the run has taken {arguments.minutes:g} minutes"
+                    measurements, error, skip_reason = [], "", reason
                 new_rows = [summary(row, measurements, error, skip_reason) for row in selected_rows]
                 rows += new_rows
                 progress.end(progress_line(new_rows))

@@ -27,6 +27,8 @@ from loadtests.peers.wires import records
 from loadtests.rows import BOXES, DIFF_LIMIT, RECORD_BYTES, ROOT, Bench, Case, CaseFailed, Row
 
 READ_BOX_RECORDS: Final = 20_000
+#: Jobs in the queue of a peer: enough for the measured time at the best rate seen, and quick to fill.
+PEER_JOBS: Final = 200_000
 KAFKA_TOOL: Final = "kafka-producer-perf-test"
 #: Records that Kafka's tool sends in a second of the measured time: its rate on two cores, roughly.
 KAFKA_TOOL_RECORDS_PER_S: Final = 300_000
@@ -331,7 +333,7 @@ def delivers(ground: Ground, contender: Contender) -> Figures:
 def works(ground: Ground, contender: Contender, *, batch: int, connections: int) -> Figures:
     """Claim and ack the jobs of one queue."""
     plan = {"batch": batch, "connections": connections}
-    jobs = ground.bench.sizes.queue_jobs
+    jobs = min(PEER_JOBS, ground.bench.sizes.queue_jobs)
     if contender.peer == OURS:
         durable_plan = {"durability": contender.setting, **plan}
         result = rows.workers(
