@@ -20,6 +20,19 @@ ROOT = Path(__file__).parents[1]
 #: What both distributions say in the same words.
 _SHARED = ("version", "license", "license-files", "requires-python", "classifiers")
 
+#: The page of the client on a package index.
+_README = """# {name}
+
+{description}
+
+    import streams
+
+    with streams.Client("http://127.0.0.1:4000") as client:
+        client.box("orders").append({{"item": "tea"}})
+
+`{main}` is the server, with the same client inside. Install one of the two in an environment, not both.
+"""
+
 
 def metadata(pyproject: dict[str, Any]) -> dict[str, Any]:
     """Return the `[project]` table of the client."""
@@ -49,8 +62,9 @@ def stage(root: Path, folder: Path) -> None:
         else:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, folder / path)
-    for name in ("README.md", "LICENSE"):
-        shutil.copyfile(root / name, folder / name)
+    shutil.copyfile(root / "LICENSE", folder / "LICENSE")
+    main = pyproject["project"]["name"]
+    (folder / "README.md").write_text(_README.format(main=main, **client))
     lines = [
         "[build-system]",
         *_toml(pyproject["build-system"]),
