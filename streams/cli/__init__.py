@@ -1,12 +1,13 @@
 """The `streams` command: a group of verbs, each in its own file and imported only when it is used.
 
 serve, config, completion             run a server; show its settings; shell completion
-boxes, records, queues, groups, routers, schedules, txns     the contents of a server
+boxes, records, watch, queues, groups, routers, schedules, txns     the contents of a server
 status, top, doctor, bench            the state and the speed of a server
 ndjson_files, pipeline                export and import of one box; Spark jobs
 backup, restore, verify, repair, inspect, takeover      data directories
 contexts, contexts_file               names for servers
 
+starts, suggestions                   --since and --at; mistyped verbs and names for the shell
 verbs, output                         decorators that all verbs share; the only printer
 shardlinks, shardfolders, pacing      shard sockets, shard folders, and the rate at which they are read
 signing                               keys that sign backups
@@ -28,6 +29,7 @@ import click
 
 from streams import __version__
 from streams.cli import output
+from streams.cli.suggestions import VerbGroup
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -39,7 +41,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "append": ("streams.cli.records:append", "Append records, from arguments or standard input."),
     "read": ("streams.cli.records:read", "Read records."),
     "tail": ("streams.cli.records:tail", "Print the last records, and follow new ones."),
-    "watch": ("streams.cli.records:watch", "Print new records of many boxes as they arrive."),
+    "watch": ("streams.cli.watch:watch", "Print new records of many boxes as they arrive."),
     "delete": ("streams.cli.records:delete", "Delete records by tag or position."),
     "ls": ("streams.cli.boxes:ls", "List boxes."),
     "box": ("streams.cli.boxes", "Create, show, change and delete a box."),
@@ -82,7 +84,7 @@ class _Interruption(Exception):
     """Ctrl-C, or the reader of the output is gone. Keeps click from handling either in its own way."""
 
 
-class _Verbs(click.Group):
+class _Verbs(VerbGroup):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)

@@ -9,6 +9,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import match_of
+from streams.cli.suggestions import BOX_NAME, VerbGroup
 from streams.cli.verbs import BYTES, MILLIS, ServerTarget, example, server_options, yes_option
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def ls(target: ServerTarget, prefix: str) -> None:
             )
 
 
-@click.group("box")
+@click.group("box", cls=VerbGroup)
 def command() -> None:
     """Create, show, change and delete a box."""
 
@@ -103,7 +104,7 @@ def command() -> None:
     "streams box create jobs --type queue --lease 30s --max-deliveries 5 --dead-letter jobs.dead",
 )
 @command.command("create")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @box_options
 @yes_option
 @server_options
@@ -114,7 +115,7 @@ def create(target: ServerTarget, box: str, yes: bool, **options: Any) -> None:
 
 @example("streams box edit orders --cap-records 1000000 --ttl 0")
 @command.command("edit")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @box_options
 @yes_option
 @server_options
@@ -162,7 +163,7 @@ def _tighter_limits(config: dict[str, Any], state: BoxState) -> list[str]:
 
 @example("streams box show orders")
 @command.command("show")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @server_options
 def show(target: ServerTarget, box: str) -> None:
     """Show the position, size and settings of BOX."""
@@ -178,7 +179,7 @@ def show(target: ServerTarget, box: str) -> None:
 
 @example("streams box rm notes --yes")
 @command.command("rm")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option("--if-empty", is_flag=True, help="Only if the box has no records.")
 @yes_option
 @server_options
@@ -205,7 +206,7 @@ def _count(state: Callable[[], Any]) -> int | None:
 
 @example("streams box trim orders --keep 2 --yes")
 @command.command("trim")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option("--before", "before_seq", type=int, help="Delete the records before this seq.")
 @click.option("--keep", type=click.IntRange(0), metavar="COUNT", help="Delete all but the last COUNT seqs.")
 @yes_option
@@ -227,7 +228,7 @@ def trim(target: ServerTarget, box: str, before_seq: int | None, keep: int | Non
 
 @example("streams box gaps orders")
 @command.command("gaps")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option("--match", metavar="TAG", help="Count records without this tag as missing.")
 @server_options
 def gaps(target: ServerTarget, box: str, match: str | None) -> None:
@@ -274,7 +275,7 @@ def _merge_neighbours(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]
 
 @example("streams box fence orders writer-2", "streams box fence orders ''")
 @command.command("fence")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("token")
 @click.option("--if-token", help="Only if this is the current token.")
 @server_options

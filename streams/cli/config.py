@@ -7,6 +7,7 @@ import os
 import click
 
 from streams.cli import output
+from streams.cli.suggestions import VerbGroup
 from streams.cli.verbs import example
 from streams.config import SETTINGS, ConfigError, check_may_serve, describe, load, origins, unknown_variables
 
@@ -42,7 +43,7 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.group("config", invoke_without_command=True)
+@click.group("config", cls=VerbGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print the reference page of all settings instead.")
 @click.pass_context

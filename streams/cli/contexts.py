@@ -8,10 +8,11 @@ import click
 
 from streams.cli import output
 from streams.cli.contexts_file import LOCAL, Contexts, ServerContext, load, save
+from streams.cli.suggestions import VerbGroup
 from streams.cli.verbs import example, yes_option
 
 
-@click.group("context")
+@click.group("context", cls=VerbGroup)
 def command() -> None:
     """Give servers names, and choose the one that commands talk to."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from streams.cli import output
+from streams.cli.suggestions import BOX_NAME, VerbGroup
 from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 
-@click.group("group")
+@click.group("group", cls=VerbGroup)
 def command() -> None:
     """Show and move the cursors that a box stores for reader groups.
 
@@ -18,7 +19,7 @@ def command() -> None:
 
 @example("streams group ls orders")
 @command.command("ls")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("prefix", default="")
 @server_options
 def ls(target: ServerTarget, box: str, prefix: str) -> None:
@@ -33,7 +34,7 @@ def ls(target: ServerTarget, box: str, prefix: str) -> None:
 
 @example("streams group show orders billing")
 @command.command("show")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("group")
 @server_options
 def show(target: ServerTarget, box: str, group: str) -> None:
@@ -47,7 +48,7 @@ def show(target: ServerTarget, box: str, group: str) -> None:
 
 @example("streams group commit orders billing 2")
 @command.command("commit")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("group")
 @click.argument("cursor", type=int)
 @click.option("--if-cursor", type=int, help="Only if this is the current cursor.")
@@ -61,7 +62,7 @@ def commit(target: ServerTarget, box: str, group: str, cursor: int, if_cursor: i
 
 @example("streams group rm orders billing --yes")
 @command.command("rm")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("group")
 @yes_option
 @server_options

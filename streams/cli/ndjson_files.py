@@ -21,6 +21,8 @@ import click
 
 from streams.cli import output
 from streams.cli.records import LINE_BYTES_MAX, decode_text, match_of, warn_about_gap
+from streams.cli.starts import seq_before, start_ts, time_options
+from streams.cli.suggestions import BOX_NAME
 from streams.cli.verbs import ServerTarget, example, server_options
 
 _PAGE_BYTES: Final = 8 << 20
@@ -37,7 +39,7 @@ _TAIL_BYTES: Final = 4 << 20
     "streams export orders | wc -l",
 )
 @click.command("export")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option(
     "-o",
     "--output",
@@ -47,12 +49,21 @@ _TAIL_BYTES: Final = 4 << 20
 )
 @click.option("--resume", is_flag=True, help="Continue after the last complete line of the file.")
 @click.option("--from", "from_seq", type=int, default=0, help="Start after this seq.")
+@time_options
 @click.option("--match", metavar="TAG", help="Only records with this tag; `user-*` matches a prefix.")
 @server_options
 def export(
-    target: ServerTarget, box: str, path: Path | None, resume: bool, from_seq: int, match: str | None
+    target: ServerTarget,
+    box: str,
+    path: Path | None,
+    resume: bool,
+    from_seq: int,
+    since: int | None,
+    at: int | None,
+    match: str | None,
 ) -> None:
     """Write the records of BOX, one JSON object per line, up to its current end."""
+    from_ts = start_ts(since, at, **{"from": from_seq or None})
     if resume and path is None:
         raise output.Refusal("--resume needs a file: add -o FILE")
     if path is not None and path.exists() and not resume:
@@ -60,6 +71,8 @@ def export(
     with target.client(is_patient=True) as client:
         handle = client.box(box)
         state = handle.state()
+        if from_ts is not None:
+            from_seq = seq_before(handle, from_ts)
         if path is None:
             _export(handle, sys.stdout.buffer, from_seq, state.head_seq, match)
             return
@@ -134,7 +147,7 @@ def _last_seq(file: IO[bytes]) -> int:
 
 @example("streams import copy orders.ndjson", "streams export orders | streams import copy2 -")
 @click.command("import")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("source", type=click.Path(allow_dash=True, dir_okay=False))
 @click.option(
     "--data", "data_only", is_flag=True, help="Each line is the data of a record, not a record of an export."

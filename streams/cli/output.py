@@ -54,6 +54,7 @@ NEXT_STEPS: Final[dict[str, str]] = {
     "router_cycle": "delete one of the routers in the cycle, or add this one with --allow-cycle",
     "box_exists_incompatible": "this setting cannot change; create another box, or delete this one first",
     "box_not_empty": "leave out --if-empty, or trim the box first",
+    "lease_lost": "claim the jobs again: another worker may have them, or they are done",
     "not_a_queue": "create a queue with `streams box create NAME --type queue`",
     "seq_mismatch": "another writer appended first; check with `streams box show BOX`, then retry",
     "fencing_token_mismatch": "another writer fenced the box; stop writing, or fence it with your own token",
@@ -359,12 +360,29 @@ class RecordPrinter:
                 for name, value in (("node", record.node), ("meta", _json(record.meta)))
                 if value
             )
-            data = _printable(bytes(record.data).decode(errors="replace"))
+            # The name of a stream of S2 has a slash. Its records are base64 here, and mostly text.
+            data = _printable(
+                _stream_text(bytes(record.data))
+                if "/" in box
+                else bytes(record.data).decode(errors="replace")
+            )
             click.echo(_paint(_printable(front), dim=True) + data + _paint(_printable(more), dim=True))
 
     def _columns(self, box: str, seq: str, time: str, tag: str) -> str:
         name = f"{box:{self._widths['box']}}  " if self._with_box else ""
         return f"{name}{seq:>{self._widths['seq']}}  {time:19}  {tag:{self._widths['tag']}}  "
+
+
+def _stream_text(data: bytes) -> str:
+    """Return the text of a record of S2; one that is no text stays base64."""
+    from base64 import b64decode
+
+    import msgspec
+
+    try:
+        return b64decode(msgspec.json.decode(data, type=str), validate=True).decode()
+    except (ValueError, msgspec.DecodeError):
+        return data.decode(errors="replace")
 
 
 def _json(value: Mapping[str, Any]) -> str:

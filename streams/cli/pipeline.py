@@ -21,13 +21,14 @@ from streams.cli.pipeline_options import (
     spark_options,
 )
 from streams.cli.pipeline_session import show_result, spark_session
+from streams.cli.suggestions import BOX_NAME, VerbGroup
 from streams.cli.verbs import ServerTarget, example, server_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@click.group("pipeline")
+@click.group("pipeline", cls=VerbGroup)
 def command() -> None:
     """Run Spark jobs over many records, on this machine or on a cluster (--master, --remote).
 
@@ -323,7 +324,7 @@ def rollup(
 
 @example("streams pipeline snapshot orders")
 @command.command("snapshot", short_help="Write the newest record of each tag to a snapshot; optionally trim.")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option("--trim", is_flag=True, help="Then delete the records that the snapshot covers.")
 @click.option("--keep-null", is_flag=True, help="Keep tags whose newest record has null data.")
 @gaps_option

@@ -13,6 +13,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import present_fields
+from streams.cli.suggestions import QUEUE_NAME, VerbGroup
 from streams.cli.verbs import MILLIS, ServerTarget, example, server_options
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from streams.client.answers import Job
 
 
-@click.group("queue")
+@click.group("queue", cls=VerbGroup)
 def command() -> None:
     """Claim jobs, ack or nack them, run a worker, and requeue dead letters.
 
@@ -37,7 +38,7 @@ _seqs = click.argument("seqs", nargs=-1, type=int, required=True)
 
 @example("streams queue claim jobs --node w1 --max 2")
 @command.command("claim")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_node
 @click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=1, show_default=True)
 @click.option("--lease", "lease_ms", type=MILLIS, help="Length of the lease (default: the queue's).")
@@ -84,7 +85,7 @@ def _settle(
 
 @example("streams queue ack jobs 1 --node w1")
 @command.command("ack")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_seqs
 @_node
 @_leases
@@ -95,7 +96,7 @@ def _settle(
     metavar="BOX=JSON",
     help="Append this record to BOX, exactly once; acks all jobs or none. May be repeated.",
 )
-@click.option("--key", help="Idempotency key of an ack with outputs (default: random).")
+@click.option("--idempotency-key", metavar="KEY", help="Of an ack with outputs (default: random).")
 @server_options
 def ack(
     target: ServerTarget,
@@ -104,12 +105,12 @@ def ack(
     node: str,
     lease_ids: tuple[str, ...],
     outputs: tuple[str, ...],
-    key: str | None,
+    idempotency_key: str | None,
 ) -> None:
     """Acknowledge jobs: they are done, and leave the queue."""
     more: dict[str, Any] = {}
     if outputs:
-        more = {"outputs": _outputs(outputs), "idempotency_key": key or uuid4().hex}
+        more = {"outputs": _outputs(outputs), "idempotency_key": idempotency_key or uuid4().hex}
     _settle(target, queue, "ack", node, seqs, lease_ids, **more)
 
 
@@ -132,7 +133,7 @@ def _outputs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
 
 @example("streams queue nack jobs 1 --node w1 --delay 1m")
 @command.command("nack")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_seqs
 @_node
 @_leases
@@ -161,7 +162,7 @@ def nack(
 
 @example("streams queue extend jobs 1 --node w1 --lease 5m")
 @command.command("extend")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_seqs
 @_node
 @_leases
@@ -181,7 +182,7 @@ def extend(
 
 @example("streams queue work jobs --exec 'jq .n' --drain")
 @command.command("work")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @click.option("--exec", "shell", required=True, metavar="COMMAND", help="Shell command to run for each job.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True)
 @click.option("--lease", "lease_ms", type=MILLIS, help="Length of a lease, renewed while the command runs.")
@@ -253,7 +254,7 @@ def _select(seqs: Sequence[int], match: str | None) -> dict[str, Any]:
 
 @example("streams queue reschedule jobs 3 --delay 1h")
 @command.command("reschedule")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_some_seqs
 @_match
 @click.option("--delay", "delay_ms", type=MILLIS, default=0, help="Deliver them after this long; 0 = now.")
@@ -270,7 +271,7 @@ def reschedule(
 
 @example("streams queue reprioritize jobs 3 --priority 9")
 @command.command("reprioritize")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_some_seqs
 @_match
 @click.option("--priority", type=click.IntRange(0, 9), required=True, help="9 is delivered first.")
@@ -287,7 +288,7 @@ def reprioritize(
 
 @example("streams queue pause jobs")
 @command.command("pause")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @server_options
 def pause(target: ServerTarget, queue: str) -> None:
     """Stop deliveries: claims get no jobs until `resume`. Leased jobs can be finished."""
@@ -298,7 +299,7 @@ def pause(target: ServerTarget, queue: str) -> None:
 
 @example("streams queue resume jobs")
 @command.command("resume")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @server_options
 def resume(target: ServerTarget, queue: str) -> None:
     """Deliver jobs again after a pause."""
@@ -309,7 +310,7 @@ def resume(target: ServerTarget, queue: str) -> None:
 
 @example("streams queue dead jobs")
 @command.command("dead")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @click.option(
     "-n",
     "--limit",
@@ -360,7 +361,7 @@ def _dead_letters(box: Box, queue: str) -> Iterator[dict[str, Any]]:
 
 @example("streams queue jobs jobs --state delayed")
 @command.command("jobs")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @click.option(
     "--state", type=click.Choice(["leased", "delayed", "ready"]), default="leased", show_default=True
 )
@@ -379,7 +380,7 @@ def jobs(target: ServerTarget, queue: str, state: Literal["leased", "delayed", "
 
 @example("streams queue requeue jobs")
 @command.command("requeue")
-@click.argument("queue")
+@click.argument("queue", type=QUEUE_NAME)
 @_some_seqs
 @click.option("--match", help="Dead letters with this tag; `user-*` for all tags that begin so.")
 @click.option("--dry-run", is_flag=True, help="Count the dead letters; move none.")

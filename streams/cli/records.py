@@ -1,4 +1,4 @@
-"""`streams append | read | tail | watch | delete`: append, print and delete records, in constant memory."""
+"""`streams append | read | tail | delete`: append, print and delete records, in constant memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from streams.cli import output
+from streams.cli.starts import seq_before, start_ts, time_options
+from streams.cli.suggestions import BOX_NAME
 from streams.cli.verbs import BYTES, MILLIS, ServerTarget, example, parse_json, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
     from streams.client._sync.producer import Producer, Ticket
-    from streams.client.answers import Record
 
 #: Longer than any record can be: such input is not NDJSON.
 LINE_BYTES_MAX: Final = 64 << 20
@@ -33,7 +34,7 @@ _WAIT_MS: Final = 25_000
     "printf 'plain text\\n' | streams append notes - --text",
 )
 @click.command("append")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.argument("data", nargs=-1, required=True)
 @click.option("--tag", help="Tag of each record.")
 @click.option("--node", help="Node that writes the records.")
@@ -244,11 +245,11 @@ def match_of(text: str | None) -> str | list[str] | None:
     "streams read orders | head -1",
 )
 @click.command("read")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option(
     "--from", "from_seq", type=int, default=None, help="Start after this seq (default 0: all records)."
 )
-@click.option("--since", type=MILLIS, help="Only records younger than this: 90s, 2h, 7d.")
+@time_options
 @click.option("--group", help="Start after the cursor of this group.")
 @click.option("--commit", is_flag=True, help="Move the group's cursor after the records are printed.")
 @click.option("-n", "--limit", type=click.IntRange(0), help="Maximum number of records.")
@@ -259,6 +260,7 @@ def read(
     box: str,
     from_seq: int | None,
     since: int | None,
+    at: int | None,
     group: str | None,
     commit: bool,
     limit: int | None,
@@ -271,17 +273,14 @@ def read(
     A warning on standard error reports records that are gone (cap, TTL or crash). Exit code 5 if no record
     matches.
     """
-    if sum(start is not None for start in (from_seq, since, group)) > 1:
-        raise output.Refusal("--from, --since and --group each set the start; use only one of them")
+    from_ts = start_ts(since, at, group=group, **{"from": from_seq})
     if commit and group is None:
         raise output.Refusal("--commit needs a group; add --group NAME")
     options: dict[str, Any] = {"match": match_of(match), "node": node}
     with target.client(is_patient=True) as client:
         handle = client.box(box)
-        if since is not None:
-            import time
-
-            options["from_ts"] = max(0, int(time.time() * 1000) - since)
+        if from_ts is not None:
+            options["from_ts"] = from_ts
         elif group is not None:
             options["group"] = group
         else:
@@ -320,7 +319,7 @@ def print_pages(
                 f"{box.name} ends at seq {page.head_seq}: no record is after {query['from_seq']}"
             )
         warn_about_gap(box.name, page.tombstone)
-        printer(page.records)
+        printer(page.records, box.name)
         count += len(page.records)
         cursor = page.next_from_seq
         until = page.head_seq if until is None else until
@@ -347,12 +346,18 @@ def warn_about_gap(box: str, tombstone: Any) -> None:
     )
 
 
-@example("streams tail orders", "streams tail orders -n 2 --data", "streams tail orders -n 1 -f --limit 1")
+@example(
+    "streams tail orders",
+    "streams tail orders -n 2 --data",
+    "streams tail orders --since 1h",
+    "streams tail orders -n 1 -f --limit 1",
+)
 @click.command("tail")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option(
     "-n", "--last", type=click.IntRange(0), default=10, show_default=True, help="Number of last records."
 )
+@time_options
 @click.option("-f", "--follow", is_flag=True, help="Then wait for new records, also across server restarts.")
 @click.option("--limit", type=click.IntRange(1), help="Exit after this many records.")
 @filter_options
@@ -361,73 +366,37 @@ def tail(
     target: ServerTarget,
     box: str,
     last: int,
+    since: int | None,
+    at: int | None,
     follow: bool,
     limit: int | None,
     match: str | None,
     node: str | None,
     data_only: bool,
 ) -> None:
-    """Print the last records of BOX; with -f also new records until Ctrl-C."""
+    """Print the last records of BOX; with -f also new records until Ctrl-C.
+
+    With --since or --at: all records from that time on, instead of the last ones.
+    """
     from streams.client.answers import Record
 
+    from_ts = start_ts(since, at)
     with target.client(is_patient=True) as client:
         handle = client.box(box)
-        items = [
-            item for item in handle.tail(last, match=match_of(match), node=node) if isinstance(item, Record)
-        ]
-        start = items[0].seq - 1 if items else handle.position().head_seq
+        if from_ts is not None:
+            start = seq_before(handle, from_ts)
+        else:
+            items = [
+                item
+                for item in handle.tail(last, match=match_of(match), node=node)
+                if isinstance(item, Record)
+            ]
+            start = items[0].seq - 1 if items else handle.position().head_seq
         options = {"from_seq": start, "match": match_of(match), "node": node}
         printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only)
         count, _ = print_pages(handle, options, printer, limit=limit, follow=follow)
     if count == 0:
         raise output.Nothing(f"{box} has no matching record")
-
-
-# -- watch
-
-
-@example("streams watch orders --from 0 -n 2", "streams watch orders notes --from 0 -n 3 --data")
-@click.command("watch")
-@click.argument("boxes", nargs=-1, required=True)
-@click.option("--from", "from_seq", type=int, help="Start after this seq (default: only new records).")
-@click.option("-n", "--limit", type=click.IntRange(1), help="Exit after this many records.")
-@click.option("--node", help="Skip records that this node wrote.")
-@click.option("--data", "data_only", is_flag=True, help="Print only the data of each record.")
-@server_options
-def watch(
-    target: ServerTarget,
-    boxes: tuple[str, ...],
-    from_seq: int | None,
-    limit: int | None,
-    node: str | None,
-    data_only: bool,
-) -> None:
-    """Print new records of BOXES until Ctrl-C. The server pushes them over one connection.
-
-    Each line is a record with the name of its `box`. Warnings on standard error report lost records and
-    deleted boxes.
-    """
-    from streams.client.answers import BoxDeleted, Record, Tombstone
-
-    printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only, with_box=True)
-    with target.client(is_patient=True) as client:
-        count = 0
-        for box, item in client.watch(dict.fromkeys(boxes, from_seq), node=node, raw_data=True):
-            if isinstance(item, Record):
-                printer([_encode_record(item)], box)
-                count += 1
-                if count == limit:
-                    return
-            elif isinstance(item, Tombstone):
-                output.warn(f"{box}: records {item.gap_from} to {item.gap_to} are gone ({item.reason})")
-            elif isinstance(item, BoxDeleted):
-                output.warn(f"{box} was deleted")
-
-
-def _encode_record(record: Record) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(present_fields(record))
 
 
 def present_fields(item: Any) -> dict[str, Any]:
@@ -441,9 +410,13 @@ def present_fields(item: Any) -> dict[str, Any]:
 # -- delete
 
 
-@example("streams delete orders --match kitchen --yes", "streams delete orders --before 2 --yes")
+@example(
+    "streams delete orders --match kitchen --dry-run",
+    "streams delete orders --match kitchen --yes",
+    "streams delete orders --before 2 --yes",
+)
 @click.command("delete")
-@click.argument("box")
+@click.argument("box", type=BOX_NAME)
 @click.option("--match", metavar="TAG", help="Records with this tag; `user-*` matches a prefix.")
 @click.option("--before", "before_seq", type=int, help="Records before this seq.")
 @click.option("--dry-run", is_flag=True, help="Count the records; delete none.")

@@ -6,10 +6,11 @@ import click
 
 from streams.cli import output
 from streams.cli.records import match_of
+from streams.cli.suggestions import BOX_NAME, ROUTER_NAME, VerbGroup
 from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 
-@click.group("router")
+@click.group("router", cls=VerbGroup)
 def command() -> None:
     """Copy each record that is appended to one box into another, in order, exactly once."""
 
@@ -19,9 +20,9 @@ def command() -> None:
     "streams router add kitchen orders kitchen --match 'kitchen*' --from 0",
 )
 @command.command("add")
-@click.argument("router")
-@click.argument("source")
-@click.argument("dest")
+@click.argument("router", type=ROUTER_NAME)
+@click.argument("source", type=BOX_NAME)
+@click.argument("dest", type=BOX_NAME)
 @click.option("--match", metavar="TAG", help="Only records with this tag; `user-*` matches a prefix.")
 @click.option(
     "--from", "from_seq", type=int, help="Start after this seq of the source (default: new records only)."
@@ -78,7 +79,7 @@ def ls(target: ServerTarget, prefix: str, source: str, dest: str) -> None:
 
 @example("streams router show orders-audit")
 @command.command("show")
-@click.argument("router")
+@click.argument("router", type=ROUTER_NAME)
 @server_options
 def show(target: ServerTarget, router: str) -> None:
     """Show the settings and the progress of ROUTER."""
@@ -91,7 +92,7 @@ def show(target: ServerTarget, router: str) -> None:
 
 @example("streams router rm orders-audit --yes")
 @command.command("rm")
-@click.argument("router")
+@click.argument("router", type=ROUTER_NAME)
 @yes_option
 @server_options
 def rm(target: ServerTarget, router: str, yes: bool) -> None:

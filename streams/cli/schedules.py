@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
+from streams.cli.suggestions import BOX_NAME, SCHEDULE_NAME, VerbGroup
 from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.protocol.messages.replies import ScheduleState
 
 
-@click.group("schedule")
+@click.group("schedule", cls=VerbGroup)
 def command() -> None:
     """Append a record to a box by a cron expression or at an interval, exactly once for each due time."""
 
@@ -23,8 +24,8 @@ def command() -> None:
     "streams schedule create tick orders 1 --every-ms 60000 --catch-up none",
 )
 @command.command("create")
-@click.argument("schedule")
-@click.argument("box")
+@click.argument("schedule", type=SCHEDULE_NAME)
+@click.argument("box", type=BOX_NAME)
 @click.argument("data")
 @click.option("--cron", help="Five fields, or @hourly, @daily, @weekly, @monthly.")
 @click.option("--every-ms", type=int, help="An interval, at least 100.")
@@ -73,7 +74,7 @@ def ls(target: ServerTarget, prefix: str, box: str) -> None:
 
 @example("streams schedule show report")
 @command.command("show")
-@click.argument("schedule")
+@click.argument("schedule", type=SCHEDULE_NAME)
 @server_options
 def show(target: ServerTarget, schedule: str) -> None:
     """Show the definition and the progress of SCHEDULE."""
@@ -83,7 +84,7 @@ def show(target: ServerTarget, schedule: str) -> None:
 
 @example("streams schedule run report")
 @command.command("run")
-@click.argument("schedule")
+@click.argument("schedule", type=SCHEDULE_NAME)
 @server_options
 def run(target: ServerTarget, schedule: str) -> None:
     """Append the record of SCHEDULE now."""
@@ -96,7 +97,7 @@ def run(target: ServerTarget, schedule: str) -> None:
 
 @example("streams schedule pause report")
 @command.command("pause")
-@click.argument("schedule")
+@click.argument("schedule", type=SCHEDULE_NAME)
 @server_options
 def pause(target: ServerTarget, schedule: str) -> None:
     """Pause SCHEDULE: due times do not count until it is resumed."""
@@ -106,7 +107,7 @@ def pause(target: ServerTarget, schedule: str) -> None:
 
 @example("streams schedule resume report")
 @command.command("resume")
-@click.argument("schedule")
+@click.argument("schedule", type=SCHEDULE_NAME)
 @server_options
 def resume(target: ServerTarget, schedule: str) -> None:
     """Resume SCHEDULE from the next due time on."""
@@ -116,7 +117,7 @@ def resume(target: ServerTarget, schedule: str) -> None:
 
 @example("streams schedule rm report --yes")
 @command.command("rm")
-@click.argument("schedule")
+@click.argument("schedule", type=SCHEDULE_NAME)
 @yes_option
 @server_options
 def rm(target: ServerTarget, schedule: str, yes: bool) -> None:

@@ -33,6 +33,8 @@ def _banner(supervisor: Supervisor) -> None:
     config = supervisor.config
     facts: dict[str, object] = {
         "url": supervisor.url,
+        "console": f"{supervisor.url}/console",
+        "docs": f"{supervisor.url}/docs",
         "data_dir": str(config.data_dir),
         "shards": config.shards,
         "version": __version__,
@@ -43,6 +45,8 @@ def _banner(supervisor: Supervisor) -> None:
         return
     click.echo(
         f"\n  streams {facts['version']}   {facts['url']}\n\n"
+        f"    console {facts['console']}\n"
+        f"    docs    {facts['docs']}\n"
         f"    data    {facts['data_dir']}\n"
         f"    shards  {facts['shards']}\n"
         f"    pid     {facts['pid']}   (Ctrl-C stops it)\n",

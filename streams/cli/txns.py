@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
+from streams.cli.suggestions import VerbGroup
 from streams.cli.verbs import ServerTarget, example, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.direct import Shards
 
 
-@click.group("txn")
+@click.group("txn", cls=VerbGroup)
 def command() -> None:
     """Show and clean up transactions of writers such as Spark. Shards store their rows until the commit.
 

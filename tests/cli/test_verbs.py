@@ -28,6 +28,7 @@ from tests.support.commands import Ran, in_process
 from tests.support.crashing import eventually
 
 STREAMS = (sys.executable, "-P", "-m", "streams")
+STREAMS_SCRIPT = str(Path(sys.executable).parent / "streams")
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,83 @@ def test_an_answer_that_is_lost_is_four(tmp_path: Path) -> None:
         ran = Shell(url, tmp_path)("queue", "requeue", "jobs", "--from", "dead")
         listener.shutdown(socket.SHUT_RDWR)
     assert ran.returncode == 4 and b"(answer_lost)" in ran.stderr and b"next:" in ran.stderr
+
+
+def test_a_mistyped_verb_is_answered_with_the_one_that_is_meant(shell: Shell) -> None:
+    for words, near in ((("wach",), b"'watch'"), (("queue", "clame"), b"'claim'"), (("rest",), b"'restore'")):
+        ran = shell(*words)
+        assert ran.returncode == 2 and b"did you mean " + near in ran.stderr, words
+    assert b"one of append, backup" in shell("xyzzy").stderr
+
+
+def test_reading_starts_at_a_time(shell: Shell, client: streams.Client) -> None:
+    box = client.box("times")
+    box.create(timestamping={"mode": "client-require"})
+    box.append_batch([streams.Entry(day, ts=day * 86_400_000, tag=f"day-{day}") for day in (1, 2, 3)])
+    since = ("--at", "1970-01-02T12:00+00:00")
+    for verb in (("read", "times"), ("tail", "times"), ("watch", "times", "-n", "2"), ("export", "times")):
+        assert [record["data"] for record in shell.lines(*verb, *since)] == [2, 3], verb
+    assert [each["data"] for each in shell.lines("read", "times", "--at", str(3 * 86_400_000))] == [3]
+    assert shell("read", "times", "--since", "1h").returncode == 5
+    ran = shell("tail", "times", "--since", "1h", *since)
+    assert ran.returncode == 2 and b"--since and --at each set the start" in ran.stderr
+    assert b"is neither a time such as" in shell("read", "times", "--at", "noon").stderr
+    found = shell.lines("watch", "times", "--from", "0", "--match", "day-3*", "-n", "1")
+    assert [record["data"] for record in found] == [3]
+
+
+def test_a_dry_run_counts_what_a_delete_would_take(shell: Shell, client: streams.Client) -> None:
+    box = client.box("counted")
+    box.append_batch([streams.Entry(n, tag=f"t{n % 2}") for n in range(2500)])
+    (found,) = shell.lines("delete", "counted", "--match", "t1", "--before", "2001", "--dry-run")
+    assert (found["deleted"], found["dry_run"]) == (1000, True)
+    (none,) = shell.lines("delete", "counted", "--match", "nobody", "--dry-run")
+    assert none["deleted"] == 0 and box.state().count == 2500
+    (deleted,) = shell.lines("delete", "counted", "--match", "t1", "--before", "2001", "--yes")
+    assert deleted["deleted"] == 1000
+
+
+def test_a_shell_completes_the_names_of_the_server(shell: Shell, client: streams.Client) -> None:
+    client.box("complete-a").create()
+    client.queue("complete-b").create()
+    client.put_router("complete-r", "complete-a", "complete-c")
+    client.schedules.put("complete-s", "complete-a", 1, cron="@monthly")
+
+    def completed(line: str) -> list[str]:
+        words = {"_STREAMS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        found = subprocess.run(
+            STREAMS_SCRIPT, env={**shell.environ, **words}, capture_output=True, text=True, check=True
+        )
+        return [each.partition(",")[2] for each in found.stdout.splitlines() if each]
+
+    assert completed("streams read complete-") == ["complete-a", "complete-b", "complete-c"]
+    assert completed("streams queue claim complete-") == ["complete-b"]
+    assert completed("streams router show complete-") == ["complete-r"]
+    assert completed("streams schedule show complete-") == ["complete-s"]
+    shell.environ["STREAMS_URL"] = "http://127.0.0.1:9"
+    assert completed("streams read complete-") == []
+
+
+def test_records_of_a_stream_are_shown_as_their_text(server: Server, shell: Shell) -> None:
+    import httpx2
+
+    with httpx2.Client(base_url=f"{server.url}/v1", trust_env=False) as http:
+        http.post("/basins", json={"basin": "text-basin"}).raise_for_status()
+        basin = {"s2-basin": "text-basin"}
+        http.post("/streams", json={"stream": "st"}, headers=basin).raise_for_status()
+        records = {"records": [{"body": "hello text"}]}
+        http.post("/streams/st/records", json=records, headers=basin).raise_for_status()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(STREAMS[0], [*STREAMS, "read", "text-basin/st"], shell.environ)
+    shown = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            shown += piece
+    except OSError:
+        pass  # the terminal ends with its program
+    os.waitpid(pid, 0)
+    assert b"hello text" in shown
 
 
 def test_nothing_to_show_is_five(shell: Shell, client: streams.Client) -> None:
