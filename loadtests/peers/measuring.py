@@ -234,12 +234,16 @@ _SERVER_PROCESSES: Final = ("gateway", "shard", "server")
 
 
 def cpu_figures(result: dict[str, Any]) -> Figures:
-    """Return the CPU seconds that a million records cost the server, and the client."""
+    """Return the CPU seconds that a million records cost the server, and the client.
+
+    The system counts CPU time in hundredths of a second. A figure that is less in a short run is left out.
+    """
     cores, rate = result["cores"], result["records_per_s"]
-    if not rate:
-        return {}
-    server = sum(cores.get(name, 0.0) for name in _SERVER_PROCESSES)
-    return {"server_cpu": server / rate * 1e6, "client_cpu": cores.get("generator", 0.0) / rate * 1e6}
+    used = {
+        "server_cpu": sum(cores.get(name, 0.0) for name in _SERVER_PROCESSES),
+        "client_cpu": cores.get("generator", 0.0),
+    }
+    return {name: cores_used / rate * 1e6 for name, cores_used in used.items() if cores_used and rate}
 
 
 def appends(ground: Ground, contender: Contender, *, batch: int, connections: int) -> Figures:

@@ -18,7 +18,7 @@ from loadtests import bench
 from loadtests.generator import LoadFailed, Step
 from loadtests.peers import compare, install, jobs, page, servers
 from loadtests.peers.load import PeerLoad
-from loadtests.peers.measuring import CONTENDERS, WORKLOADS
+from loadtests.peers.measuring import CONTENDERS, WORKLOADS, cpu_figures
 from loadtests.peers.wires import Amqp, Confirms, Count, Nats, Postgres, Redis, records
 
 
@@ -101,6 +101,12 @@ def test_a_marker_is_not_made_of_the_ends_of_two() -> None:
     count = Count(b"aa")
     count.expect(2)
     assert fed(count, b"aa" + b"aab", 2) == 0
+
+
+def test_cpu_that_is_too_little_to_count_is_no_figure() -> None:
+    cores = {"gateway": 0.5, "shard": 0.25, "generator": 0.0, "others": 1.0}
+    assert cpu_figures({"cores": cores, "records_per_s": 1000.0}) == {"server_cpu": 750.0}
+    assert cpu_figures({"cores": {}, "records_per_s": 0.0}) == {}
 
 
 def test_every_peer_is_sent_the_same_records() -> None:
