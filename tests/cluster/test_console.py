@@ -293,6 +293,12 @@ def test_jobs_wait_while_a_queue_is_paused_and_are_changed(site: Site) -> None:
     assert site.client.put("/v0/boxes/work", json={"type": "queue"}).status_code == 201
     later = [{"data": 1, "tag": "late", "delay_ms": 600_000}]
     assert site.client.post("/v0/boxes/work", json={"records": later}).status_code == 200
+    site.open("#/boxes/emails/jobs")
+    console.wait_for("worker-1", "12 jobs", "Lease until")
+    site.open("#/boxes/thumbnails/jobs?state=delayed")
+    console.wait_for("image is truncated (4 of 812 KiB)", "on resizer-2")
+    site.press_button("Due now")
+    console.until("document.querySelectorAll('main tbody tr').length === 2")
     site.open("#/boxes/work/jobs")
     console.click("#pause-queue")
     console.wait_for("Resume claims")
@@ -365,7 +371,21 @@ def test_the_fullest_queue_is_first_and_dead_letters_are_put_back(site: Site) ->
     site.open("#/queues")
     console.until("document.querySelector('main tbody a.name')?.textContent === 'many.109'")
     site.open("#/boxes/emails/dead")
-    console.wait_for("deliveries")
+    console.wait_for("deliveries", "550 no such mailbox")
+    console.type("main input[data-search]", "to = user2@example.com")
+    site.press_button("Requeue 1 shown")
+    console.wait_for("1 matching jobs are back in the queue.")
+    console.type("main input[data-search]", "")
+    console.until("document.querySelectorAll('.record').length === 4")
+    console.click(".record-line")
+    console.wait_for("Worker", "worker-1")
+    site.press_button("Requeue this one")
+    console.until("document.querySelectorAll('.record').length === 3")
+    console.click(".record-line")
+    site.press_button("Delete up to here")
+    console.wait_for("This deletes 1 dead letters")
+    site.confirm("emails.dead")
+    console.until("document.querySelectorAll('.record').length === 2")
     console.run(
         "[...document.querySelectorAll('main button')].find((e) => e.textContent === 'Requeue all').click()"
     )

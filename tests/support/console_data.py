@@ -18,6 +18,7 @@ ADDRESSES: Final = {
     "settings": "#/boxes/orders/settings",
     "queues": "#/queues",
     "jobs": "#/boxes/emails/jobs",
+    "delayed-jobs": "#/boxes/thumbnails/jobs?state=delayed",
     "dead-letters": "#/boxes/emails/dead",
     "routers": "#/routers",
     "schedules": "#/schedules",
@@ -68,8 +69,16 @@ def fill(client: httpx2.Client) -> None:
     call("POST", "/v0/boxes/emails", {"records": jobs})
     call("POST", "/v0/boxes/thumbnails", {"records": jobs[:37]})
     claimed = call("POST", "/v0/boxes/emails/claim", {"node": "worker-1", "max": 5})["claimed"]
-    call("POST", "/v0/boxes/emails/nack", {"node": "worker-1", "seqs": [each["$seq"] for each in claimed]})
+    call(
+        "POST",
+        "/v0/boxes/emails/nack",
+        {"node": "worker-1", "error": "550 no such mailbox", "seqs": [each["$seq"] for each in claimed]},
+    )
     call("POST", "/v0/boxes/emails/claim", {"node": "worker-1", "max": 12, "lease_ms": 600_000})
+    failed = call("POST", "/v0/boxes/thumbnails/claim", {"node": "resizer-2", "max": 3})["claimed"]
+    seqs = [each["$seq"] for each in failed]
+    error = {"error": "image is truncated (4 of 812 KiB)", "delay_ms": 900_000}
+    call("POST", "/v0/boxes/thumbnails/nack", {"node": "resizer-2", "seqs": seqs, **error})
     for router, source, dest in ROUTERS:
         call("PUT", f"/v0/routers/{router}", {"source": source, "dest": dest})
     cycle = {"source": "invoices", "dest": "orders", "allow_cycle": True, "filter": "never"}
