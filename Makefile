@@ -51,8 +51,8 @@ sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
 	STREAMS_SWEEP=full $(BIN)/pytest $(SWEEP_ARGS) --timeout 14400 tests/storage tests/crash tests/model \
 		tests/client/test_producer.py tests/cluster/test_router_torture.py
 
-scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.
-	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py
+scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start. A million delayed jobs.
+	STREAMS_SCALE=full $(BIN)/pytest -q -s --timeout 3600 tests/cluster/test_scale.py tests/cluster/test_delayed_jobs.py
 
 suites: .venv/.dev ## All tests of the official S2 SDKs and the s2 command against servers here (it says how).
 	$(BIN)/python -m tests.support.s2_suites $(ARGS)

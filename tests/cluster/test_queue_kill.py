@@ -54,7 +54,7 @@ def test_after_a_kill_acked_jobs_stay_gone_and_the_others_come_back(tmp_path: Pa
         os.kill(shard, signal.SIGKILL)
         eventually(lambda: server.shard_pids().get(0, shard) != shard)
         found = eventually(lambda: answered(client, "q"))
-        assert found == {"ready": 7, "in_flight": 0, "delayed": 1, "dead_lettered": 0}
+        assert found == {"ready": 7, "in_flight": 0, "delayed": 1, "dead_lettered": 0, "outputs_pending": 0}
         jobs = claim(client, "q", 20, node="another")
         assert {job["$seq"]: job["deliveries"] for job in jobs} == {2: 1, 4: 1, 5: 3, 7: 1, 8: 1, 9: 1, 10: 1}
         assert call(client, "q", "ack", node="w", seqs=[2])["skipped"] == [2]
@@ -85,7 +85,13 @@ def test_an_orderly_restart_keeps_every_lease(tmp_path: Path) -> None:
         (job,) = claim(client, "q")
     with running_server(tmp_path) as server:
         client = Client(server.port)
-        assert totals(client, "q") == {"ready": 2, "in_flight": 1, "delayed": 0, "dead_lettered": 0}
+        assert totals(client, "q") == {
+            "ready": 2,
+            "in_flight": 1,
+            "delayed": 0,
+            "dead_lettered": 0,
+            "outputs_pending": 0,
+        }
         assert call(client, "q", "ack", node="w", seqs=[1], lease_ids=[job["lease_id"]])["acked"] == 1
 
 
@@ -112,7 +118,10 @@ def test_a_gateway_that_is_killed_frees_what_its_streams_held(tmp_path: Path, le
         eventually(lambda: server.gateway_pids().get(0, gateway) != gateway)
         client.close()
         eventually(
-            lambda: answered(client, "q") == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+            lambda: (
+                answered(client, "q")
+                == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0, "outputs_pending": 0}
+            )
         )
         client.append("idle", 1)
         assert [job["deliveries"] for job in claim(client, "idle")] == [1], "it went to a claim of the dead"

@@ -111,6 +111,21 @@ STORED: Final = (
         "Jobs that were moved to the dead letter box so far.",
         lambda queue: queue.dead_lettered,
     ),
+    QUEUES.gauge(
+        "streams_queue_ready_seconds",
+        "For how long the job that the next claim gets has been ready.",
+        lambda queue: queue.ready_s,
+    ),
+    QUEUES.counter(
+        "streams_queue_delivered_total",
+        "Jobs that were delivered, redeliveries included; its rate is the delivery rate.",
+        lambda queue: queue.delivered,
+    ),
+    QUEUES.gauge(
+        "streams_queue_outputs_pending",
+        "Outputs of acked jobs that are not in their boxes yet.",
+        lambda queue: queue.outputs_pending,
+    ),
     ROUTERS.gauge(
         "streams_router_lag_records", "Records that a router has yet to look at.", lambda row: row.lag
     ),

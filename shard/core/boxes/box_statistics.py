@@ -19,6 +19,7 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.box_log import BoxLog
 from shard.core.boxes.box_rates import BoxRates
 from shard.core.context import Context
+from shard.core.queues.queue import Queue
 from shard.core.routers.router_outbox import RouterOutbox
 from streams.protocol.messages.routers import router_of
 from streams.protocol.telemetry.reports import BoxRow, BoxTotals, GroupRow, QueueRow, RouterRow
@@ -102,7 +103,14 @@ class BoxStatistics:
         totals, queue = self.totals, box.queue
         oldest_ms = self._age_ms(box.log, box.log.earliest_seq - 1) if records else 0
         row = QueueRow(
-            queue.ready(records), queue.in_flight, queue.delayed_count, queue.dead_lettered, oldest_ms / 1000
+            queue.ready(records),
+            queue.in_flight,
+            queue.delayed_count,
+            queue.dead_lettered,
+            oldest_ms / 1000,
+            self._ready_ms(box.log, queue) / 1000,
+            queue.delivered_count,
+            0 if box.outputs is None else box.outputs.pending_count,
         )
         totals.queues += 1
         totals.jobs = QueueRow(
@@ -111,8 +119,18 @@ class BoxStatistics:
             totals.jobs.delayed + row.delayed,
             totals.jobs.dead_lettered + row.dead_lettered,
             max(totals.jobs.oldest_s, row.oldest_s),
+            max(totals.jobs.ready_s, row.ready_s),
+            totals.jobs.delivered + row.delivered,
+            totals.jobs.outputs_pending + row.outputs_pending,
         )
         return row
+
+    def _ready_ms(self, log: BoxLog, queue: Queue) -> int:
+        """Return for how long the next job to deliver has been ready; 0 if there is none."""
+        seqs, _ = queue.pick(log, 1, 0)
+        if not seqs:
+            return 0
+        return max(0, min(self._age_ms(log, seqs[0] - 1), self._now_ms - queue.time_of(seqs[0])))
 
     def _add_router(self, name: str, outbox: RouterOutbox, log: BoxLog) -> int:
         totals = self.totals

@@ -48,6 +48,10 @@ class QueueRow(msgspec.Struct, frozen=True, array_like=True):
     dead_lettered: int = 0
     #: Age of the oldest job that is not acked.
     oldest_s: float = 0.0
+    #: For how long the job that the next claim gets has been ready.
+    ready_s: float = 0.0
+    delivered: int = 0
+    outputs_pending: int = 0
 
 
 class BoxRow(msgspec.Struct, frozen=True, array_like=True):
