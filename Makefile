@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture peers compare profile docs cluster \
+.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture peers compare queues profile docs cluster \
 	twin site shots clean
 
 ifndef PYTHON
@@ -83,6 +83,9 @@ peers: .venv/.dev ## Fetch Redis, Valkey, NATS, Kafka, RabbitMQ and PostgreSQL i
 
 compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; at most 45 minutes.
 	$(BIN)/python -m loadtests.peers.compare $(ARGS)
+
+queues: .venv/.dev ## Measure Celery and Dramatiq on Redis beside the same on streams; minutes.
+	$(BIN)/python -m loadtests.queue_bench $(ARGS)
 
 profile: .venv/.dev ## Flame graphs of gateway and shards under a load (WORKLOAD=single, diff, watch …).
 	$(BIN)/python -m loadtests.profile $(WORKLOAD) $(ARGS)

@@ -138,16 +138,17 @@ class DramatiqBroker(Broker):
     def join(self, queue_name: str, *, interval: int = 100, timeout: int | None = None) -> None:
         """Wait until no message of a queue waits, is delayed or held. Used by tests."""
         deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
-        while not self._is_empty(queue_name):
+        while self.count(queue_name):
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise QueueJoinTimeout(queue_name)
             time.sleep(interval / 1000)
 
-    def _is_empty(self, queue_name: str) -> bool:
+    def count(self, queue_name: str) -> int:
+        """Return how many messages of a queue wait, are delayed or held by workers."""
         try:
-            return self.client.box(self.box(queue_name)).state().count == 0
+            return self.client.box(self.box(queue_name)).state().count
         except BoxNotFound:
-            return True
+            return 0
 
     # -- messages
 

@@ -299,6 +299,10 @@ class Channel(virtual.Channel):
             self.ack_job(message.delivery_tag)
         return message
 
+    def basic_qos(self, *arguments: Any, **options: Any) -> None:
+        super().basic_qos(*arguments, **options)
+        self.room.ring()
+
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
         self.transport.drain_events(self.transport, timeout=timeout)
 
