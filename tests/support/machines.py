@@ -503,7 +503,12 @@ def facts_of(machine: Machine) -> dict[str, Any]:
         "commits": [commit.facts() for commit in machine.txns.commits.values()],
         "basins": (list(machine.basins.basins.values()), machine.basins.last_number),
         "tokens": list(machine.tokens.tokens.values()),
-        "uploads": (machine.uploading.chain, machine.uploading.lsn, machine.uploading.tail_lsn),
+        "uploads": (
+            machine.uploading.chain,
+            machine.uploading.follows,
+            machine.uploading.lsn,
+            machine.uploading.tail_lsn,
+        ),
     }
 
 

@@ -110,21 +110,23 @@ class Uploading:
         self.backlog_bytes_max = backlog_bytes_max
         #: Why the configured store cannot be used; empty while it can.
         self.refusal = ""
-        #: True if there are uploads, or ever were.
-        self.is_on = False
-        #: The chain that this shard writes, and the servers whose chains it replaces.
+        #: Logged, and in snapshots: the chain of this shard, and the servers whose chains it replaces.
+        #: Uploads are complete up to `lsn`; the last object, or base, ends at `tail_lsn`.
         self.chain = ""
         self.follows: list[str] = []
-        #: Uploads are complete up to `lsn`; the last object, or base, ends at `tail_lsn`.
         self.lsn = 0
         self.tail_lsn = 0
-        self.needs_base_lsn = 0
+        #: Derived: recovery notes the changes of the log again, and a snapshot in place of changes asks for a
+        #: base. Changes that are not uploaded, and by name the lsn of the deletion of an object box.
         self._pending: deque[Pending] = deque()
         self.pending_bytes = 0
-        #: By name: the lsn of the deletion of an object box, until it is uploaded.
         self._deletion_lsns: dict[str, int] = {}
-        self._wakes: list[str] = []
+        self.needs_base_lsn = 0
         self._restored_lsn = 0
+        #: Derived: True if there are uploads, or ever were.
+        self.is_on = False
+        #: Volatile: boxes whose readers an upload has to wake.
+        self._wakes: list[str] = []
         context.on_change(changes.UploadsMoved, self._apply_moved)
         context.observe_before(OPENING, self._note_first)
         if self.registers:
