@@ -119,7 +119,7 @@ STORED: Final = (
     QUEUES.counter(
         "streams_queue_delivered_total",
         "Jobs that were delivered, redeliveries included; its rate is the delivery rate.",
-        lambda queue: queue.delivered,
+        lambda queue: queue.deliveries,
     ),
     QUEUES.gauge(
         "streams_queue_outputs_pending",

@@ -120,7 +120,7 @@ class BoxStatistics:
             totals.jobs.dead_lettered + row.dead_lettered,
             max(totals.jobs.oldest_s, row.oldest_s),
             max(totals.jobs.ready_s, row.ready_s),
-            totals.jobs.delivered + row.delivered,
+            totals.jobs.deliveries + row.deliveries,
             totals.jobs.outputs_pending + row.outputs_pending,
         )
         return row

@@ -193,7 +193,7 @@ class UnsealedTail:
 
     def sealable(self, visible_seq: int, durable_lsn: int, bytes_max: int) -> list[Batch]:
         """The oldest live batches that may be sealed, so many that they fit, but one at least."""
-        batches = self._settled(visible_seq, durable_lsn)
+        batches = self._sealable_prefix(visible_seq, durable_lsn)
         if batches:
             ends = array("Q", accumulate(map(len, map(_blob_of, batches))))
             return batches[: max(1, bisect_right(ends, bytes_max))]
@@ -206,7 +206,7 @@ class UnsealedTail:
                 batches.append(batch)
         return batches
 
-    def _settled(self, visible_seq: int, durable_lsn: int) -> list[Batch]:
+    def _sealable_prefix(self, visible_seq: int, durable_lsn: int) -> list[Batch]:
         """Return the batches that are visible and durable, found by search; [] where the columns do not
         tell: batches are out of order, or some record is dead."""
         if not self._is_in_order or self._husks or self._unrendered_count:

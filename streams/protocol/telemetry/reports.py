@@ -50,7 +50,7 @@ class QueueRow(msgspec.Struct, frozen=True, array_like=True):
     oldest_s: float = 0.0
     #: For how long the job that the next claim gets has been ready.
     ready_s: float = 0.0
-    delivered: int = 0
+    deliveries: int = 0
     outputs_pending: int = 0
 
 
