@@ -236,7 +236,7 @@ def copy(source: Path, name: str) -> Path:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".git", "*.pyc"))
     for settings in ("setup.cfg", "pyproject.toml", "tox.ini"):
         (folder / settings).unlink(missing_ok=True)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\npython_classes = test_* Test*\n")
     return folder
 
 
