@@ -57,6 +57,7 @@ def test_a_server_serves_it_and_its_search_finds_a_word(site: Path, tmp_path: Pa
     with running_server(shards=1, guide=archive) as server, page(tmp_path / "browser") as browser:
         browser.go(f"{server.url}/docs/guide/howto/keys.html")
         browser.wait_for("Give each service its own key", "Contributing")
+        browser.until("document.readyState === 'complete'")  # the scripts have run
         before = browser.run("document.body.dataset.theme")
         browser.click(".theme-toggle")
         assert browser.run("document.body.dataset.theme") != before
