@@ -3,7 +3,7 @@
 import { box, diff, hasField, send } from "./api.js";
 import { FILTER_HELP, filterOf } from "./filter.js";
 import { PayloadView, payload } from "./payload.js";
-import { BoxLink, Confirm, Empty, Loading, Problem, Time, count, html, useData, useState } from "./ui.js";
+import { BoxLink, Confirm, Empty, Loading, Problem, Time, count, counted, html, useData, useState } from "./ui.js";
 
 const PAGE = 200;
 
@@ -46,7 +46,7 @@ export function DeadLetters({ name, state, may }) {
     ${removing && html`<${Confirm} name=${from} title="Delete a dead letter" verb="Delete" onConfirm=${() => send("POST", box(from, "/delete"), { before_seq: removing.seq + 1 })} onClose=${() => { setRemoving(null); reload(); }}>This deletes ${removing.count == null ? "every dead letter" : html`<b>${count(removing.count)} dead letters</b>`} up to seq ${count(removing.seq)} in ${from} for good.<//>`}
     ${shown.length ? html`<ol class="records" aria-label="Dead letters">${shown.map((record) => html`<li class=${opened === record.$seq ? "record open" : "record"} key=${record.$seq}>
       <button class="record-line" aria-expanded=${opened === record.$seq} onClick=${() => setOpened(opened === record.$seq ? 0 : record.$seq)}><span class="seq">${record.$seq}</span><span class="when"><${Time} ms=${record.$ts} /></span>
-        <span class="tag">${count(record.meta?.$dead_letter_deliveries)} deliveries</span>${record.meta?.$dead_letter_error && html`<span class="bad">${record.meta.$dead_letter_error}</span>`}<span class="text">${payload(record).line}</span></button>
+        <span class="tag">${counted(record.meta?.$dead_letter_deliveries, "delivery", "deliveries")}</span>${record.meta?.$dead_letter_error && html`<span class="bad">${record.meta.$dead_letter_error}</span>`}<span class="text">${payload(record).line}</span></button>
       ${opened === record.$seq && html`<div class="record-body"><dl class="facts"><div><dt>Was seq</dt><dd>${record.meta?.$dead_letter_src_seq ?? "–"}</dd></div><div><dt>Worker</dt><dd>${record.meta?.$dead_letter_node || "–"}</dd></div><div><dt>Error</dt><dd>${record.meta?.$dead_letter_error || "not reported"}</dd></div></dl>
         <${PayloadView} record=${record} /><div class="bar">${mayMove && canPick && html`<button class="small" onClick=${() => requeue({ seqs: [record.$seq] }, "job is back in the queue.")}>Requeue this one</button>`}
         ${may("delete") && html`<button class="danger small" onClick=${() => askDelete(record.$seq)}>Delete up to here …</button>`}</div></div>`}</li>`)}</ol>`

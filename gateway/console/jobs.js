@@ -1,7 +1,7 @@
 // Jobs of a queue: who works on what until when, what waits, errors; pausing.
 
 import { box, get, send } from "./api.js";
-import { Empty, Loading, Problem, Table, Tile, Tiles, Time, boxPath, count, duration, html, setQuery, useData, useState } from "./ui.js";
+import { Empty, Loading, Problem, Table, Tile, Tiles, Time, boxPath, count, counted, duration, html, setQuery, useData, useState } from "./ui.js";
 
 const LEASES = "GET /v0/boxes/{box}/leases";
 
@@ -26,7 +26,7 @@ function Change({ name }) {
     const which = /^\d+(\s*,\s*\d+)*$/.test(text.trim()) ? { seqs: text.split(",").map(Number) } : { match: text.endsWith("*") ? ["tag", "Glob", text] : text };
     const [path, field, number] = what === "priority" ? ["/reprioritize", "job_priority", Number(value)] : ["/reschedule", "delay_ms", what === "now" ? 0 : Number(value)];
     setProblem(null);
-    try { const answer = await send("POST", box(name, path), { ...which, [field]: number }); setNote(`${count(answer.rescheduled ?? answer.reprioritized ?? answer.changed)} jobs are changed.`); } catch (error) { setProblem(error); }
+    try { const answer = await send("POST", box(name, path), { ...which, [field]: number }); setNote(`${counted(answer.rescheduled ?? answer.reprioritized, "job")} changed.`); } catch (error) { setProblem(error); }
   };
   return html`<details class="create" id="change"><summary class="button quiet">Change waiting jobs</summary><form class="bar" onSubmit=${submit}>
     <label>Seqs, or a tag <input name="which" required placeholder="12, 13  or  user-*" value=${text} onInput=${(e) => setText(e.target.value)} /></label>
@@ -60,7 +60,7 @@ function Workers({ jobs }) {
     const old = workers.get(node);
     workers.set(node, { node, jobs: (old?.jobs || 0) + 1, first: Math.min(old?.first ?? Infinity, deadline) });
   }
-  return workers.size > 0 && html`<${Tiles}>${[...workers.values()].map((each) => html`<${Tile} label="Worker" value=${each.node} sub=${`${count(each.jobs)} jobs · first lease ends in ${duration(Math.max(0, each.first - Date.now()))}`} />`)}<//>`;
+  return workers.size > 0 && html`<div class="few"><${Tiles}>${[...workers.values()].map((each) => html`<${Tile} label="Worker" value=${each.node} sub=${`${counted(each.jobs, "job")} · first lease ends in ${duration(Math.max(0, each.first - Date.now()))}`} />`)}<//></div>`;
 }
 
 export function Jobs({ name, state, query, may, has, reload }) {

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Chart } from "./charts.js";
-import { Badge, Loading, Problem, State, Table, Tile, Tiles, count, duration, html, setQuery, short, size, useData, useEffect, useRef, useState } from "./ui.js";
+import { Badge, Loading, Problem, State, Table, Tile, Tiles, count, counted, duration, html, setQuery, short, size, useData, useEffect, useRef, useState } from "./ui.js";
 
 const SECONDS = 900;
 
@@ -90,7 +90,7 @@ function Attention({ status }) {
   const items = status.checks.filter((each) => each.result === "wrong").map((each) => ({
     tone: "bad", title: each.check, text: each.found, step: each.next_step, href: { routers: "#/routers" }[each.check] || "#/operations" }));
   for (const queue of (dead.data?.boxes || []).filter((each) => each.queue?.dead_lettered).slice(0, 5)) {
-    items.push({ tone: "warn", title: "dead letters", text: `${queue.box} has given up on ${count(queue.queue.dead_lettered)} jobs so far`,
+    items.push({ tone: "warn", title: "dead letters", text: `${queue.box} has given up on ${counted(queue.queue.dead_lettered, "job")} so far`,
       step: "Look at the jobs and their errors, repair the cause, then requeue them.", href: `#/boxes/${encodeURIComponent(queue.box)}/dead` });
   }
   for (const each of soon.data || []) {

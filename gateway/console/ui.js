@@ -9,6 +9,8 @@ export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./preact.
 const numbers = new Intl.NumberFormat("en");
 
 export const count = (value) => (value == null ? "–" : numbers.format(value));
+// A number and its noun: 1 job, 2 jobs.
+export const counted = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 export const short = (value) => {
   if (value == null) return "–";
   if (Math.abs(value) < 10) return value === Math.round(value) ? String(value) : value.toFixed(value < 1 ? 2 : 1);

@@ -166,7 +166,7 @@ def test_a_key_that_only_reads_is_offered_nothing_else(site: Site) -> None:
     site.open("#/routers")
     assert "New router" not in site.console.text and "Delete …" not in site.console.text
     site.open("#/boxes/emails/dead")
-    site.console.wait_for("deliveries")
+    site.console.wait_for("1 delivery")
     assert "Requeue" not in site.console.text
 
 
@@ -308,7 +308,7 @@ def test_jobs_wait_while_a_queue_is_paused_and_are_changed(site: Site) -> None:
     console.run("document.querySelector('#change').open = true; null")
     console.type("#change input[name=which]", "late")
     console.click("#change button[type=submit]")
-    console.wait_for("1 jobs are changed.")
+    console.wait_for("1 job changed.")
     assert site.client.post("/v0/boxes/work/claim", json={"node": "w"}).json()["count"] == 1
 
 
@@ -371,7 +371,7 @@ def test_the_fullest_queue_is_first_and_dead_letters_are_put_back(site: Site) ->
     site.open("#/queues")
     console.until("document.querySelector('main tbody a.name')?.textContent === 'many.109'")
     site.open("#/boxes/emails/dead")
-    console.wait_for("deliveries", "550 no such mailbox")
+    console.wait_for("1 delivery", "550 no such mailbox")
     console.type("main input[data-search]", "to = user2@example.com")
     site.press_button("Requeue 1 shown")
     console.wait_for("1 matching jobs are back in the queue.")
