@@ -155,19 +155,8 @@ class MoveQueue(PlannedOutbox):
         )
 
     def label(self, load: Load, after: int) -> ForwardHead:
-        return ForwardHead(
-            box=self.dest,
-            origin=self.origin,
-            life=self.generation,
-            after=after,
-            upto=load.upto,
-            count=load.count,
-            lost=load.lost_count,
-            tags=load.tags,
-            job_fields=load.job_fields,
-            create=self.is_dead,  # its dead letters do not recreate a deleted queue
-            bind=after <= self.log_position.position,
-        )
+        # A requeue does not recreate a deleted queue.
+        return self.head_of(load, after, hops=1, create=self.is_dead)
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.MovesDone | None:
         """Return the change that deletes the confirmed records; None if there are none."""

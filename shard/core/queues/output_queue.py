@@ -108,19 +108,7 @@ class OutputQueue(PlannedOutbox):
         )
 
     def label(self, load: Load, after: int) -> ForwardHead:
-        return ForwardHead(
-            box=self.dest,
-            origin=self.origin,
-            life=self.generation,
-            after=after,
-            upto=load.upto,
-            count=load.count,
-            hops=0,
-            tags=load.tags,
-            job_fields=load.job_fields,
-            create=True,
-            bind=after <= self.log_position.position,
-        )
+        return self.head_of(load, after, hops=0, create=True)
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.OutputsDelivered | None:
         """Return the change that drops the confirmed outputs; None if there are none."""

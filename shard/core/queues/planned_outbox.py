@@ -10,7 +10,8 @@ has arrived, so the position of the destination is logged each time.
 
 from __future__ import annotations
 
-from shard.core.routers.outbox import Outbox
+from shard.core.routers.outbox import Load, Outbox
+from streams.protocol.messages.forwards import ForwardHead
 
 
 class PlannedOutbox(Outbox):
@@ -35,3 +36,20 @@ class PlannedOutbox(Outbox):
 
     def unseen_count(self, upto: int = 0) -> int:
         return max(0, self.sendable_position - self.seen_from)
+
+    def head_of(self, load: Load, after: int, *, hops: int, create: bool) -> ForwardHead:
+        """Return the head of a copy batch. The first one creates the origin at the destination."""
+        return ForwardHead(
+            box=self.dest,
+            origin=self.origin,
+            life=self.generation,
+            after=after,
+            upto=load.upto,
+            count=load.count,
+            lost=load.lost_count,
+            hops=hops,
+            create=create,
+            bind=after <= self.log_position.position,
+            tags=load.tags,
+            job_fields=load.job_fields,
+        )
