@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture peers compare queues profile docs cluster \
+.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture schedulers peers compare compare-spark queues profile docs cluster \
 	twin site shots clean
 
 ifndef PYTHON
@@ -77,6 +77,12 @@ soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing 
 
 torture: .venv/.dev ## Spark jobs for MINUTES=10, driver, executors, shards and gateway killed at random: each row once.
 	$(BIN)/python -m loadtests.spark_torture --minutes $(MINUTES) $(ARGS)
+
+compare-spark: .venv/.dev ## Measure Spark with boxes, Kafka, Parquet and nothing; writes docs/reference/benchmarks-spark.md.
+	$(BIN)/python -m loadtests.spark_compare $(ARGS)
+
+schedulers: .venv/.dev ## Run the pipelines of docs/howto/pipelines.md with Airflow and Dagster, installed into build/.
+	$(BIN)/python -m tests.support.schedulers
 
 peers: .venv/.dev ## Fetch Redis, Valkey, NATS, Kafka, RabbitMQ and PostgreSQL into build/, to compare with.
 	$(BIN)/python -m loadtests.peers.install

@@ -11,6 +11,7 @@ Importing this module needs no Spark: each public name is loaded at its first us
     gaps, columns, bad_rows           pure: parsing, planning, conversion, rows that cannot be written
     reads, source                     which records, from which shards; Spark's readers
     sink                              transactions; Spark's writers
+    updates                           writes of queries with output mode update
     checkpoints                       shortens a planned micro-batch
     sessions, java, spark_home        local sessions that need no setup
     autoload                          lets Spark find the format by itself
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from streams.spark.sessions import activate, register, session
     from streams.spark.sink import PartialCommit
     from streams.spark.source import StreamsDataSource
+    from streams.spark.updates import batch_writer
 
 # A plain SparkSession looks for Java in JAVA_HOME and on PATH only. Without either, it gets the runtime that
 # the extra `spark` installs.
@@ -53,6 +55,7 @@ _MODULE_OF = {
     "StreamsDataSource": "streams.spark.source",
     "WriterConflict": "streams.protocol.errors",
     "activate": "streams.spark.sessions",
+    "batch_writer": "streams.spark.updates",
     "follow_lag": "streams.spark.lag",
     "prepare": "streams.spark.expressions",
     "recut": "streams.spark.checkpoints",
@@ -68,6 +71,7 @@ __all__ = [
     "StreamsDataSource",
     "WriterConflict",
     "activate",
+    "batch_writer",
     "follow_lag",
     "jobs",
     "prepare",

@@ -337,13 +337,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "it with a warning in the log.",
         default_text="by `failOnDataLoss`",
     ),
-    Option(
-        "gapBox",
-        _READS,
-        _name,
-        None,
-        "With `emit` and `skip`: append each gap to this box too.",
-    ),
+    Option("gapBox", _READS, _name, None, "With `emit` and `skip`: append each gap to this box too."),
     Option(
         "includeMeta",
         _READS,
@@ -429,13 +423,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "skip",
         "If the version is committed already: `skip` writes nothing and succeeds, `fail` is an error.",
     ),
-    Option(
-        "txnReset",
-        _WRITES,
-        _flag,
-        False,
-        "Take over the writer from another query or checkpoint.",
-    ),
+    Option("txnReset", _WRITES, _flag, False, "Take over the writer from another query or checkpoint."),
     Option(
         "onBadRow",
         _WRITES,
@@ -451,13 +439,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         None,
         "With `deadletter`: the box for dead letters. A column `source` with JSON becomes part of them.",
     ),
-    Option(
-        "create",
-        _WRITES,
-        _flag,
-        True,
-        "Create boxes that do not exist.",
-    ),
+    Option("create", _WRITES, _flag, True, "Create boxes that do not exist."),
     Option(
         "durability",
         _WRITES,

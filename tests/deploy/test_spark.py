@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from streams.spark.jobs.pipeline import parse_plan
+from tests.support import schedulers
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "spark"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
@@ -83,6 +84,14 @@ def test_the_pipelines_are_valid() -> None:
     texts += [each["data"]["pipeline.toml"] for each in KUBERNETES if each["kind"] == "ConfigMap"]
     for text in texts:
         assert parse_plan(text).jobs
+
+
+def test_the_blocks_of_the_page_about_schedulers_compile_and_its_cron_line_is_a_command() -> None:
+    found = schedulers.blocks()
+    assert set(found) == {"dags/streams_hourly.py", "streams_hourly.py"}
+    for name, text in found.items():
+        compile(text, name, "exec")
+    assert " streams pipeline run /etc/streams/hourly.toml --json " in schedulers.PAGE.read_text()
 
 
 def test_every_name_that_a_file_refers_to_exists() -> None:

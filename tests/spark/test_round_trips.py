@@ -270,6 +270,35 @@ class _KilledWriter(sink.BatchWriter):
         """The dead do not clean up."""
 
 
+def test_a_query_with_output_mode_update_writes_each_micro_batch_once(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    rows = spark.readStream.format("streams").options(url=server.url, startingOffsets="earliest").load(name)
+    counts = rows.groupBy("tag").count().select("tag", sql.to_json(sql.struct("count")).alias("data"))
+    write = ss.batch_writer(server.url, f"{name}.counts")
+    batches: list[int] = []
+
+    def write_twice(batch_rows: DataFrame, batch: int) -> None:
+        batches.append(batch)
+        write(batch_rows, batch)
+        write(batch_rows, batch)  # as after a crash between the write and Spark's own commit
+
+    for tags in ("aab", "ac"):
+        client.box(name).append_batch([Entry(1, tag=tag) for tag in tags])
+        query = counts.writeStream.outputMode("update").foreachBatch(write_twice)
+        query = query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        query.start().awaitTermination()
+    found = [
+        (each.tag, each.data["count"])
+        for each in client.box(f"{name}.counts").read()
+        if isinstance(each, Record)
+    ]
+    assert sorted(found) == [("a", 2), ("a", 3), ("b", 1), ("c", 1)] and len(batches) == 2
+    refused = counts.writeStream.outputMode("update").format("streams").options(url=server.url, box=name)
+    with pytest.raises(Exception, match=r"(?i)update"):
+        refused.option("checkpointLocation", str(tmp_path / "2")).start().awaitTermination()
+
+
 def test_a_driver_killed_between_two_shards_is_finished_by_its_rerun(
     spark: SparkSession, server: Server, name: str
 ) -> None:

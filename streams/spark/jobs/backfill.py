@@ -105,39 +105,38 @@ def backfill(
         new_files = [each for each in _list_files(spark, path, format) if each[0] not in planned_files]
         groups = _group_files(new_files, files_per_group, group_bytes)
         if dry_run:
-            file_names = [file for file, _ in new_files]
-            record_count = source.rows(file_names).count() if file_names else 0
-            return Backfill(
-                name,
-                len(file_names),
-                record_count,
-                groups_planned + len(groups),
-                before,
-                source.bad_lines(file_names),
-                is_dry=True,
+            return _dry_run(
+                source, name, [file for file, _ in new_files], groups_planned + len(groups), before
             )
         target: dict[str, Any] = {"box": box} if box is not None else {}
         if dead_box is not None:
             target |= {"onBadRow": "deadletter", "deadLetterBox": dead_box}
-            dead_before = _head(client, dead_box)
         write = partial(context.write, writer=writer, node=node, **target)
-        records = files_done = 0
-        for plan in _plans(steps, groups):
-            records += _write_group(source, steps, plan, write)
-            files_done += len(plan["files"])
-        dead_letters = 0 if dead_box is None else _head(client, dead_box) - dead_before
-    return Backfill(
-        name,
-        files_done,
-        records - dead_letters,
-        len(steps.completed_plans),
-        before,
-        dead_letters=dead_letters,
-    )
+        dead_before = _head(client, dead_box)
+        records, files_done = _write_groups(source, steps, groups, write)
+        dead_letters = _head(client, dead_box) - dead_before
+        groups_done = len(steps.completed_plans)
+    return Backfill(name, files_done, records - dead_letters, groups_done, before, dead_letters=dead_letters)
 
 
-def _head(client: Client, box: str) -> int:
-    return client.box(box).position().head_seq if client.box(box).exists() else 0
+def _write_groups(
+    source: _Source, steps: Steps, groups: Sequence[list[str]], write: Callable[..., int]
+) -> tuple[int, int]:
+    """Write all groups, and return the numbers of rows and files."""
+    rows = files = 0
+    for plan in _plans(steps, groups):
+        rows += _write_group(source, steps, plan, write)
+        files += len(plan["files"])
+    return rows, files
+
+
+def _head(client: Client, box: str | None) -> int:
+    return client.box(box).position().head_seq if box is not None and client.box(box).exists() else 0
+
+
+def _dry_run(source: _Source, name: str, files: list[str], groups: int, groups_done: int) -> Backfill:
+    records = source.rows(files).count() if files else 0
+    return Backfill(name, len(files), records, groups, groups_done, source.bad_lines(files), is_dry=True)
 
 
 @dataclass(frozen=True)
@@ -249,8 +248,8 @@ def _numbered_lines(spark: SparkSession, files: Sequence[str]) -> DataFrame:
     lines_before = sql.sum("lines").over(Window.partitionBy("file").orderBy("block")) - sql.col("lines")
     offset = (lines_before - sql.col("first_id") + 1).alias("offset")
     offsets = blocks.select("file", "block", offset)
-    numbered = lines.join(sql.broadcast(offsets), ["file", "block"])
-    return numbered.select("file", (sql.col("id") + sql.col("offset")).alias("line"), "value")
+    lines = lines.join(sql.broadcast(offsets), ["file", "block"])
+    return lines.select("file", (sql.col("id") + sql.col("offset")).alias("line"), "value")
 
 
 def _find_bad_lines(spark: SparkSession, files: Sequence[str]) -> list[tuple[str, int, str]]:

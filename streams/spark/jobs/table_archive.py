@@ -141,8 +141,7 @@ def archive_table(
         ledger = Ledger(client, LEDGER + name)
         table: OpenTable | None = kind.open(ledger, path)
         _check_merge(table, name, merge)
-        has_snapshot = table is not None and table.newest() is not None
-        cursors = find_version(table, None).cursors if table is not None and has_snapshot else {}
+        cursors = {} if table is None or table.newest() is None else find_version(table, None).cursors
         start, end, new_cursors = _plan(shards, boxes, cursors, on_gap)
         if dry_run or not end:
             ranges = {box: _range(new_cursors[box], start[box], end[box] - start[box]) for box in end}

@@ -215,15 +215,15 @@ class OpenDeltaTable:
     def _remove_actions(self, paths: Sequence[str]) -> list[RemoveAction]:
         if not paths:
             return []
-        wanted = set(paths)
+        path_set = set(paths)
         root = self._location
         actions = pa.table(self._table.get_add_actions(flatten=False)).to_pylist()
-        found = [each for each in actions if f"{root}/{unquote(each['path'])}" in wanted]
-        if len(found) != len(wanted):
+        old_actions = [each for each in actions if f"{root}/{unquote(each['path'])}" in path_set]
+        if len(old_actions) != len(path_set):
             raise JobRefused("the table has changed since its files were listed; run the job again")
         return [
             RemoveAction(path=each["path"], data_change=True, deletion_timestamp=int(time.time() * 1000))
-            for each in found
+            for each in old_actions
         ]
 
 

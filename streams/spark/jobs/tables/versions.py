@@ -120,18 +120,18 @@ def version_of(id: int, at_ms: int, properties: Mapping[str, str]) -> TableVersi
 
 def find_version(table: OpenTable, version: int | None) -> TableVersion:
     """Return a snapshot (None: the newest). Raises `JobRefused` if there is no such snapshot."""
-    found = table.newest()
-    if found is None:
+    match = table.newest()
+    if match is None:
         raise JobRefused("the table has no snapshot yet")
-    if version is not None and found.id != version:
+    if version is not None and match.id != version:
         versions = table.versions()
-        found = next((each for each in versions if each.id == version), None)
-        if found is None:
+        match = next((each for each in versions if each.id == version), None)
+        if match is None:
             ids = ", ".join(str(each.id) for each in versions[-5:])
             raise JobRefused(f"the table has no snapshot {version}; its newest are {ids}")
-    if not found.cursors:
+    if not match.cursors:
         raise JobRefused(
-            f"snapshot {found.id} has no property {CURSORS}: another program wrote it, and where the "
+            f"snapshot {match.id} has no property {CURSORS}: another program wrote it, and where the "
             f"boxes continue is unknown. Roll the table back to the snapshot before it"
         )
-    return found
+    return match
