@@ -223,7 +223,7 @@ def trim(target: ServerTarget, box: str, before_seq: int | None, keep: int | Non
             before_seq = max(handle.state().head_seq + 1 - (keep or 0), 1)
         output.confirm(f"Delete the records of {box} before seq {before_seq}?", yes=yes)
         reply = handle.delete(before_seq=before_seq)
-    output.show_facts(msgspec.structs.asdict(reply), as_json=target.as_json)
+    output.show_facts(msgspec.to_builtins(reply), as_json=target.as_json)
 
 
 @example("streams box gaps orders")

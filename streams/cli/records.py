@@ -440,7 +440,4 @@ def delete(
     with target.client() as client:
         output.confirm(f"Delete the records of {box} {condition}?", yes=yes or dry_run)
         reply = client.box(box).delete(match_of(match), before_seq=before_seq, dry_run=dry_run)
-    facts = msgspec.structs.asdict(reply)
-    if not dry_run:
-        del facts["dry_run"]
-    output.show_facts(facts, as_json=target.as_json)
+    output.show_facts(msgspec.to_builtins(reply), as_json=target.as_json)

@@ -66,6 +66,7 @@ def environ(server: Server, tmp_path: Path) -> dict[str, str]:
         assert jobs.claim("w0") == []
         assert next(client.box("jobs.dead").follow()).data == {"n": 0}  # type: ignore[union-attr]
         jobs.append_batch([{"n": 1}, {"n": 2}])
+        jobs.append({"n": 3}, delay=3600)
         client.schedules.put("report", "jobs", {"kind": "report"}, cron="@monthly")
     with Shards(server.url) as shards:
         shards.txn_put(0, Txn("nightly", 7), "p", 0, pack(["orders"], [1], [b"1"]))
