@@ -97,6 +97,12 @@ BODIES = {
         "config": {"type": "queue", "dead_letter": "BOX"},
     },
     ("POST /v0/boxes/{box}/requeue", "from"): {"from": "BOX"},
+    ("POST /v0/boxes/{box}/ack", "outputs"): {
+        "node": "w",
+        "seqs": [1],
+        "idempotency_key": "k",
+        "outputs": {"BOX": {"records": [{"data": 1}]}},
+    },
     ("PUT /v0/routers/{router}", "source"): {"source": "BOX", "dest": "in.other"},
     ("PUT /v0/routers/{router}", "dest"): {"source": "in.other", "dest": "BOX"},
     ("PUT /v0/schedules/{schedule}", "box"): {"box": "BOX", "record": {"data": 1}, "cron": "@daily"},

@@ -197,7 +197,7 @@ class Tail(msgspec.Struct, frozen=True):
     last_ts: Millis | None
 
 
-class DeleteRecordsReply(msgspec.Struct, frozen=True):
+class DeleteRecordsReply(msgspec.Struct, frozen=True, omit_defaults=True):
     box: BoxName
     deleted: Count
     earliest_seq: Seq
@@ -205,7 +205,7 @@ class DeleteRecordsReply(msgspec.Struct, frozen=True):
     count: Count
     bytes: Count
     #: Present and true if nothing was deleted, and `deleted` is what would be.
-    dry_run: bool | msgspec.UnsetType = msgspec.UNSET
+    dry_run: bool = False
 
 
 # -- queues
@@ -272,7 +272,7 @@ class ClaimReply(msgspec.Struct, frozen=True):
     warnings: Warnings = []
 
 
-class AckReply(msgspec.Struct, frozen=True):
+class AckReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """`skipped` are seqs that are not the worker's any more. `deduped`, of an ack with outputs, is true if an
     earlier attempt with the same key had acked them."""
 
@@ -281,7 +281,7 @@ class AckReply(msgspec.Struct, frozen=True):
     skipped: list[Seq]
     ready: Count
     in_flight: Count
-    deduped: bool | msgspec.UnsetType = msgspec.UNSET
+    deduped: bool | None = None
 
 
 class NackReply(msgspec.Struct, frozen=True):
@@ -330,13 +330,13 @@ class ReprioritizeReply(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-class RequeueReply(msgspec.Struct, frozen=True, rename={"from_box": "from"}):
+class RequeueReply(msgspec.Struct, frozen=True, omit_defaults=True, rename={"from_box": "from"}):
     box: BoxName
     from_box: BoxName
     requeued: Count
     pending: Count
     #: Present and true if nothing was requeued, and `requeued` is what would be.
-    dry_run: bool | msgspec.UnsetType = msgspec.UNSET
+    dry_run: bool = False
 
 
 # -- groups
