@@ -40,7 +40,7 @@ def resize(job: streams.Job) -> None:
     file = job.data["file"]
     if file.startswith("broken"):
         raise ValueError(f"{file} is not a picture")
-    print(f"resized {file}")
+    print(f"resized {file}\n", end="")  # one write: several threads print
 
 
 def work(client: streams.Client, *, concurrency: int = 4) -> int:
