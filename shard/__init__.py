@@ -1,6 +1,6 @@
 """One shard process: the only owner of its boxes.
 
-__main__      the shard process: recovers, serves, stops in order
+__main__      the shard process: recovers, serves, stops cleanly
 server/       its sockets: messages in, replies out
 engine/       the loop that hands commands to the core; beside it log, fetcher, upkeep, object uploader
 core/         the pure state machine; knows none of the others

@@ -1,6 +1,6 @@
-"""Runs one shard process: parses arguments, recovers, serves, stops in order. Nothing else.
+"""Runs one shard process: parses arguments, recovers, serves, stops cleanly. Nothing else.
 
-Exit codes: 0 stopped in order · 1 the log could not be written, or a bug · 2 bad arguments · 3 damaged data.
+Exit codes: 0 stopped cleanly · 1 the log could not be written, or a bug · 2 bad arguments · 3 damaged data.
 SIGTERM, or the death of the supervisor, stops the shard. It ignores SIGINT: the supervisor handles it. On
 SIGHUP it reads the keys again.
 """

@@ -44,13 +44,13 @@ REQUEST_LIMITS: Final = (
         ("gateway.admission.connection_table:ConnectionTable", "gateway.http.edge_rules:streams_refused"),
         ("disconnects", "refuses"),
         ("throttled",),
-        note="an idle connection is closed for a new one; when none is, a stream is refused",
+        note="an idle connection is closed for a new one; if no connection is idle, a new stream is refused",
         names=("connections",),
         settings=("STREAMS_MAX_CONNECTIONS", "STREAMS_MAX_CONNECTIONS_PER_ADDRESS"),
         metrics=("streams_http_connections_closed_total",),
     ),
     RequestLimit(
-        "frames of HTTP/2 and WebSockets for the work asked for",
+        "frame budget of an HTTP/2 or WebSocket connection",
         "500, 4,000 with a key",
         ("gateway.admission.frame_budget:FrameBudget",),
         ("disconnects",),
@@ -82,7 +82,7 @@ REQUEST_LIMITS: Final = (
     ),
     RequestLimit(
         "size and speed of a body",
-        "30 s and a second for 64 KiB",
+        "30 s, plus 1 s for each 64 KiB",
         ("gateway.http.edge_rules:check_body_length", "gateway.requests.content:decompress_body"),
         ("refuses",),
         ("payload_too_large", "invalid_request"),
@@ -174,7 +174,7 @@ REQUEST_LIMITS: Final = (
         metrics=("streams_requests_in_flight",),
     ),
     RequestLimit(
-        "a shard that is away or hangs",
+        "a shard that is down or hangs",
         "5 s of silence",
         ("gateway.shards.links:Link",),
         ("refuses",),
@@ -279,7 +279,7 @@ REQUEST_LIMITS: Final = (
     ),
     RequestLimit(
         "boxes, routers and more that a server stores",
-        "10,000 groups and origins of a box; of a shard a million idempotency keys, 100,000 writers, "
+        "for a box: 10,000 groups and origins; for a shard: a million idempotency keys, 100,000 writers, "
         "64 MiB of records of schedules, 256 MiB of watch sessions",
         (
             "shard.core.context:Context",

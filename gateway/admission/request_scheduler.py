@@ -88,7 +88,7 @@ class RequestScheduler:
         "_crowded_until_s",
         "_epoll",
         "_epoll_fds",
-        "_giver",
+        "_granting_task",
         "_is_urgent",
         "_others",
         "_urgent",
@@ -113,7 +113,7 @@ class RequestScheduler:
         #: Descriptors in the epoll set.
         self._epoll_fds: set[int] = set()
         self._epoll = select.epoll()
-        self._giver: Task | None = None
+        self._granting_task: Task | None = None
         #: True while more connections wait than one turn serves, and for a while after.
         self.is_crowded = False
         self._was_crowded = False
@@ -136,7 +136,7 @@ class RequestScheduler:
             return False
         self._work_left -= cost
         if self._work_left <= 0:
-            self._wake_giver()
+            self._wake_granting_task()
         return True
 
     def try_take_urgent(self) -> bool:
@@ -145,14 +145,14 @@ class RequestScheduler:
         if self._urgent_work_left <= 0:
             return False
         self._urgent_work_left -= REQUEST_COST
-        self._wake_giver()
+        self._wake_granting_task()
         return True
 
     async def take(self, owner: str, cost: int = REQUEST_COST, *, is_urgent: bool = False) -> float:
         """Wait for a turn. Returns the seconds waited."""
         waiter = _Waiter(owner, cost)
         self._enqueue(waiter, is_urgent=is_urgent)
-        self._wake_giver()
+        self._wake_granting_task()
         await waiter.wait(partial(self._withdraw, waiter))
         return trio.current_time() - waiter.since_s
 
@@ -228,27 +228,27 @@ class RequestScheduler:
         with self._epoll:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_gathering)
-                await self._keep_giving()
+                await self._keep_granting()
 
-    async def _keep_giving(self) -> None:
+    async def _keep_granting(self) -> None:
         """Begin one turn's work in each turn of the event loop. Sleeps while no request waits."""
         while True:
             while self._urgent or self._others:
                 with resume_loop:
-                    self._give(self._turn_cost)
+                    self._grant(self._turn_cost)
                 await trio.lowlevel.checkpoint()
             self._work_left = self._turn_cost
             self._urgent_work_left = self._work_left * URGENT_PART
-            self._giver = current_task()
+            self._granting_task = current_task()
             await wait_task_rescheduled(self._stop)
 
-    def _give(self, work_left: float) -> None:
-        work_left -= self._give_from(self._urgent, work_left * URGENT_PART if self._others else work_left)
+    def _grant(self, work_left: float) -> None:
+        work_left -= self._grant_from(self._urgent, work_left * URGENT_PART if self._others else work_left)
         self._urgent_work_left = max(0.0, work_left - (1 - URGENT_PART) * self._turn_cost)
-        self._give_from(self._others, work_left)
+        self._grant_from(self._others, work_left)
 
     @staticmethod
-    def _give_from(queue: FairQueue[_Waiter], cost_max: float) -> float:
+    def _grant_from(queue: FairQueue[_Waiter], cost_max: float) -> float:
         """Begin requests of one queue, at least one. Returns their total cost."""
         cost = 0.0
         while queue and cost < cost_max:
@@ -270,7 +270,7 @@ class RequestScheduler:
                     else:  # its connection is busy
                         self._unwatch(fd)
             if self._urgent or self._others:
-                self._wake_giver()
+                self._wake_granting_task()
 
     def _on_readable(self, waiter: _Waiter) -> None:
         if (waiter.is_urgent or not self.is_crowded) and self.try_take(waiter.size):
@@ -298,11 +298,11 @@ class RequestScheduler:
             return
         (self._urgent if waiter.is_urgent else self._others).remove(waiter.owner, waiter)
 
-    def _wake_giver(self) -> None:
-        if self._giver is not None:
-            giver, self._giver = self._giver, None
-            reschedule(giver)
+    def _wake_granting_task(self) -> None:
+        if self._granting_task is not None:
+            task, self._granting_task = self._granting_task, None
+            reschedule(task)
 
     def _stop(self, _: object) -> Abort:
-        self._giver = None
+        self._granting_task = None
         return Abort.SUCCEEDED

@@ -128,9 +128,11 @@ class SeqsLost(msgspec.Struct, frozen=True):
 
 
 class BatchForwarded(BatchAppended, frozen=True, gc=False, kw_only=True):
-    """Copies appended, and where their origin stands now: one fact, so that neither is ever there alone."""
+    """Copies were appended, and their origin has a new position: one change, so that a crash keeps both or
+    neither."""
 
     origin: str
+    #: The generation of the source box.
     life: int
     position: int
     #: Records the source lost before these. Readers see them as a hole of one seq before the batch; 0 = none.
@@ -138,15 +140,15 @@ class BatchForwarded(BatchAppended, frozen=True, gc=False, kw_only=True):
 
 
 class OriginMoved(msgspec.Struct, frozen=True):
-    """An origin stands at `position` of its source's `life` without anything to append. `position` -1 is "not
-    known": the next parcel says where it begins."""
+    """An origin has a new position without new copies. `position` -1 is "not known": the next copy batch says
+    where it begins."""
 
     generation: int
     origin: str
     life: int
     position: int
     lost: int = 0
-    #: Whether the origin stays until it is dropped; others may be forgotten when there are too many.
+    #: True if the origin stays until it is dropped. Other origins are forgotten when there are too many.
     pinned: bool = False
 
 
@@ -224,17 +226,17 @@ class RouterDropped(msgspec.Struct, frozen=True):
 
 
 class ShardStarted(msgspec.Struct, frozen=True):
-    """A life of the shard began. Memory boxes start empty, with a new generation each."""
+    """A shard process started. Memory boxes start empty, each with a new generation."""
 
     boot_id: str
     at_ms: int
-    #: By how much this life begins before the last time in the log: the system clock was ahead then, or is
-    #: behind now. Deadlines move back by it, so that a lease has as much time left as it had then.
+    #: How far the clock at this start is behind the last time in the log: the system clock was ahead then, or
+    #: is behind now. Deadlines move back by this much, so that a lease has as much time left as it had then.
     rewound_ms: int = 0
 
 
 class ShardStopped(msgspec.Struct, frozen=True):
-    """A life of the shard ended in order: nothing that was acked is missing from the log."""
+    """The shard stopped cleanly: the log contains every acknowledged change."""
 
     at_ms: int
 
@@ -259,8 +261,8 @@ class GroupDeleted(msgspec.Struct, frozen=True):
 
 
 class ScheduleFired(BatchAppended, frozen=True, gc=False, kw_only=True):
-    """A schedule has appended the records of its due times up to `due_ms`: one fact, so that neither the
-    records nor the due times are ever there alone."""
+    """A schedule has appended the records of its due times up to `due_ms`: one change, so that a crash keeps
+    the records and the new due time, or neither."""
 
     schedule: str
     #: 0 = a run by hand, which counts for no due time.

@@ -136,7 +136,7 @@ class ShardState(msgspec.Struct, kw_only=True):
     commits: list[CommitFacts] = []
     basins: list[Basin] = []
     last_basin_number: int = 0
-    #: Of a shard that has stopped in order: watch sessions (name, epoch, state, when it lapses, owner).
+    #: Of a shard that has stopped cleanly: watch sessions (name, epoch, state, when it lapses, owner).
     sessions: list[SessionFacts] = []
     tokens: list[AccessToken] = []
     #: The chain that the shard writes, how far it is, where its last object ends, and of which servers the

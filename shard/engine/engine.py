@@ -277,7 +277,7 @@ class Engine:
             task_status.started()
 
     async def stop(self) -> None:
-        """Stop in order: log the last change, take a snapshot, close the log. On a full disk the last two
+        """Stop cleanly: log the last change, take a snapshot, close the log. On a full disk the last two
         steps may be missing; the next start recovers from the log, as after a crash."""
         self._local_copier.is_on = False
         if self._committer.waits_for_space:

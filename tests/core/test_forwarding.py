@@ -686,9 +686,9 @@ def test_an_outbox_must_say_what_it_sends() -> None:
     with pytest.raises(NotImplementedError):
         bare.recreate(box_log.BoxLog(), 2)
     with pytest.raises(NotImplementedError):
-        bare.look(0, 1)
+        bare.next_records(0, 1)
     with pytest.raises(NotImplementedError):
-        bare.label(Load(0), 0)
+        bare.batch_head(Load(0), 0)
 
 
 # -- ties

@@ -53,7 +53,7 @@ class Turns:
         """What begins in so many turns of the event loop."""
         self._begun.clear()
         for _ in range(turns):
-            self.scheduler._give(self.scheduler._turn_cost)
+            self.scheduler._grant(self.scheduler._turn_cost)
         await trio.testing.wait_all_tasks_blocked()
         return self._begun.copy()
 

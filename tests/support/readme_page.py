@@ -32,14 +32,14 @@ def _row(section: str, name: str) -> list[str]:
 
 
 def numbers() -> str:
-    """One line for each figure, with the ratio to Redis Streams with the same promise."""
+    """One line for each figure, with the ratio to Redis Streams with the same durability."""
     sections = dict(part.split("\n", 1) for part in BENCHMARKS.read_text().split("\n### ")[1:])
     lines = []
     for title, sentence in _SENTENCES.items():
         figure, ratio = _row(sections[title], "streams, disk")[1], _row(sections[title], _PEER)[3]
         factor = float(ratio.rstrip("×"))
         beside = (
-            f"{factor:.1f} times what Redis Streams does with the same promise"
+            f"{factor:.1f} times what Redis Streams does with the same durability"
             if factor > 1
             else f"Redis Streams is {1 / factor:.1f} times faster"
         )

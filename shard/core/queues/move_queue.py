@@ -113,7 +113,7 @@ class MoveQueue(PlannedOutbox):
         #: By position: all above `logged.position`.
         self.moves: dict[int, Move] = {}
 
-    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
+    def next_records(self, after: int, records_max: int, upto: int = 0) -> Load:
         """Select the records after `after` and set their metadata. Positions without a record are skipped."""
         lost_count = max(0, self.log_position.position - after)  # the destination lost confirmed copies
         upto = max(after, self.log_position.position)  # durable plans only, whatever the caller allows
@@ -154,7 +154,7 @@ class MoveQueue(PlannedOutbox):
             None if joint_fields is None else joint_fields.to_bytes(),
         )
 
-    def label(self, load: Load, after: int) -> ForwardHead:
+    def batch_head(self, load: Load, after: int) -> ForwardHead:
         # A requeue does not recreate a deleted queue.
         return self.head_of(load, after, hops=1, create=self.is_dead)
 

@@ -68,7 +68,7 @@ class OutputQueue(PlannedOutbox):
         self.pending_count = 0
         self.pending_bytes = 0
 
-    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
+    def next_records(self, after: int, records_max: int, upto: int = 0) -> Load:
         """Select the records after `after`, of durable plans only."""
         position = max(after, self.log_position.position)
         texts: list[bytes | memoryview] = []
@@ -107,7 +107,7 @@ class OutputQueue(PlannedOutbox):
             job_fields=None if job_fields is None else job_fields.to_bytes(),
         )
 
-    def label(self, load: Load, after: int) -> ForwardHead:
+    def batch_head(self, load: Load, after: int) -> ForwardHead:
         return self.head_of(load, after, hops=0, create=True)
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.OutputsDelivered | None:

@@ -1,6 +1,6 @@
 """Copies records between two boxes of this shard, without the relay.
 
-    an append is staged, or shown ─► `Outboxes.local` ─► `step`: look, append to the destination, confirm
+    an append is staged, or shown ─► `Outboxes.local` ─► `step`: select, append to the destination, confirm
                                                                         │
                                           changes of the same log: BatchForwarded, OutboxMoved or MovesDone
 
@@ -137,7 +137,7 @@ class LocalCopies:
     ) -> bool:
         """Append a batch to its destination, and confirm it. Returns True if readers wait for a sync."""
         context, outboxes = self._context, self._outboxes
-        forward = Forward(outbox.label(load, outbox.sent_position), load.text)
+        forward = Forward(outbox.batch_head(load, outbox.sent_position), load.text)
         try:
             refusal = context.uploading.refuses(forward) if context.uploading.is_on else None
             if refusal is not None:

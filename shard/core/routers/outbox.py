@@ -7,20 +7,20 @@ The source's half of forwarding (`streams/protocol/messages/forwards.py` has the
    · · · |■■■■ batch ■■■|■■ batch ■■|░░ seen, nothing to send ░░|▒▒▒▒ not examined yet ▒▒▒▒|
          └── the destination confirmed up to here
 
-- An `Outbox` sends to one destination, in order. `look` selects the records: a router's outbox reads the
-  box's log, a queue's outbox reads its dead letters.
+- An `Outbox` sends to one destination, in order. `next_records` selects the records: a router's outbox reads
+  the box's log, a queue's outbox reads its dead letters.
 - `Outboxes` schedules all outboxes of a shard: turns, batches in flight, retries.
 
 Rules of the file
 - The destination's reply is the truth about `position`. The source logs it now and then. After a crash the
   destination reports its real position, so a stale logged position costs one exchange and nothing else.
-- `look` changes nothing, so it can run again when a payload was not in memory.
+- `next_records` changes nothing, so it can run again when a payload was not in memory.
 - Only `log_position` is a fact of the log. All other state of an outbox is volatile.
 
 Bounds: OUTBOX_BATCHES_MAX batches and OUTBOX_BYTES_MAX bytes (or one batch more) of an outbox, and
 BATCHES_IN_FLIGHT_MAX batches and BYTES_IN_FLIGHT_MAX bytes of a shard are in flight; a batch is at most
-BATCH_BYTES_MAX (or one record) and BATCH_RECORDS_MAX; one look examines at most EXAMINE_MAX records, one
-reply to the relay COLLECT_EXAMINE_MAX.
+BATCH_BYTES_MAX (or one record) and BATCH_RECORDS_MAX; one call of `next_records` examines at most EXAMINE_MAX
+records, one reply to the relay COLLECT_EXAMINE_MAX.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PATIENT_BATCHES_MAX = 16
 PATIENT_BYTES_MAX = 32 * 1024
 BATCH_BYTES_MAX = 512 * 1024
 BATCH_RECORDS_MAX = 5_000
-#: Records that one look examines: a few milliseconds of the shard's time when a filter matches few of them.
+#: Records that one `next_records` examines: a few milliseconds of the shard's time if few of them match.
 EXAMINE_MAX = 20_000
 #: Bytes of a shard in flight, which a gateway holds in memory; and the bytes of one reply to the relay.
 BYTES_IN_FLIGHT_MAX = 32 * 1024 * 1024
@@ -69,7 +69,7 @@ _TOO_MUCH = frozenset({"box_full", "record_too_large", "batch_too_large"})
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The records that a look selected: up to and including `upto`, none when `count` is 0."""
+    """The records that `next_records` selected: up to and including `upto`, none when `count` is 0."""
 
     upto: int
     count: int = 0
@@ -178,16 +178,16 @@ class Outbox:
 
     # -- for subclasses
 
-    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
+    def next_records(self, after: int, records_max: int, upto: int = 0) -> Load:
         """Select the next records after `after`. Changes nothing. `upto` is the last position that may be
         copied, if it is not the last one that readers can see."""
         raise NotImplementedError
 
     def unseen_count(self, upto: int = 0) -> int:
-        """Return the number of positions that no look has examined, up to the same bound."""
+        """Return the number of positions that `next_records` has not examined, up to the same bound."""
         raise NotImplementedError
 
-    def label(self, load: Load, after: int) -> ForwardHead:
+    def batch_head(self, load: Load, after: int) -> ForwardHead:
         """Return the head of the copy batch."""
         raise NotImplementedError
 
@@ -208,7 +208,7 @@ class Outbox:
 
     def find(self, upto: int = 0) -> Load:
         """Select the next load. Its losses include those in records that were skipped before it."""
-        load = self.look(self.seen_from, self.records_max, upto)
+        load = self.next_records(self.seen_from, self.records_max, upto)
         return replace(load, lost_count=load.lost_count + self.seen_lost) if self.seen_lost else load
 
     def is_worth_sending(self, load: Load) -> bool:
@@ -404,10 +404,10 @@ class Outboxes:
             return []
         batches = []
         if outbox.is_worth_sending(load):
-            label = forwards.encode(outbox.label(load, outbox.sent_position))
+            head = forwards.encode(outbox.batch_head(load, outbox.sent_position))
             number = self.begin(outbox, load, is_relayed=True)
             batches.append(
-                forwards.CopyBatch(number, outbox.source, outbox.origin, outbox.dest, label, load.text)
+                forwards.CopyBatch(number, outbox.source, outbox.origin, outbox.dest, head, load.text)
             )
         else:
             outbox.skip(load)

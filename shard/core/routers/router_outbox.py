@@ -50,7 +50,7 @@ class RouterOutbox(Outbox):
         self.route = route
         self._log = log
 
-    def label(self, load: Load, after: int) -> ForwardHead:
+    def batch_head(self, load: Load, after: int) -> ForwardHead:
         return ForwardHead(
             box=self.dest,
             origin=self.origin,
@@ -82,7 +82,7 @@ class RouterOutbox(Outbox):
     def unseen_count(self, upto: int = 0) -> int:
         return max(0, (upto or self._log.visible_seq) - self.seen_from)
 
-    def look(self, after: int, records_max: int, upto: int = 0) -> Load:
+    def next_records(self, after: int, records_max: int, upto: int = 0) -> Load:
         log = self._log
         last_seq = upto or log.visible_seq
         floor = min(log.evict_floor, last_seq + 1)

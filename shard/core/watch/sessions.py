@@ -101,7 +101,7 @@ class Sessions:
         ]
 
     def take_snapshot(self, state: ShardState) -> None:
-        """A shard that stops in order takes its sessions along. Otherwise gateways put them back."""
+        """A shard that stops cleanly takes its sessions along. Otherwise gateways put them back."""
         state.sessions = self.facts() if state.stopped_clean else []
 
     def restore(self, snapshot: ShardState) -> None:
