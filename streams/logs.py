@@ -1,4 +1,4 @@
-"""Log lines of every process of a server: one line an event, on standard error, as JSON or for people.
+"""Configures the log of a process: one line per event on standard error, as JSON or as text for people.
 
 A log line that cannot be written is dropped: a closed terminal must not stop a server.
 """
@@ -14,7 +14,8 @@ import structlog
 
 
 class _ErrorFreeStream:
-    """Standard error without its errors. One `write` a line, so that lines of processes do not mix."""
+    """Writes to standard error and ignores failures. Each line is one `write`, so that lines of several
+    processes do not mix."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -33,7 +34,8 @@ class _ErrorFreeStream:
 
 
 def resolve_format(log_format: str) -> str:
-    """`auto` is human on a terminal and JSON elsewhere. The supervisor settles it for its children."""
+    """Replace `auto` by `human` on a terminal and by `json` elsewhere. The supervisor does this once and
+    passes the result to its child processes."""
     if log_format == "auto":
         return "human" if sys.stderr.isatty() else "json"
     return log_format
@@ -44,14 +46,15 @@ def _json(event: dict[str, object], **_: object) -> str:
 
 
 def setup(level: str, log_format: str, *, process: str) -> None:
-    """Once, at the start of a process. `process` names it in every line: supervisor, gateway-0, shard-03."""
+    """Configure the log. Each process calls this once, at its start. Every line has the name of the process
+    (`process`): supervisor, gateway-0, shard-03."""
     structlog.contextvars.bind_contextvars(process=process)
     human = resolve_format(log_format) == "human"
     renderers: list[structlog.typing.Processor]
     if human:
         renderers = [
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
-            # The traceback it would show by itself has local variables in it: payloads, keys.
+            # The default formatter of structlog shows local variables, which may contain payloads and keys.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 pad_event_to=0,

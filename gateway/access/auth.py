@@ -53,6 +53,10 @@ class Guard:
         return key
 
     def identify(self, request: Request, *, takes_token: bool) -> Key:
+        """Return the key of a request to any route, and remove the key from its query.
+
+        Only routes with `takes_token` accept a key in the query.
+        """
         key = self.admit(request.headers, request.query if takes_token else "")
         if takes_token:
             request.query = without_token(request.query)

@@ -115,8 +115,8 @@ class KeyUseExchange:
         use: Use | None = Use()
         if key.account:
             for answer in await self._exchange_all([ExchangeUse([key.account])] * len(self._last)):
-                here = None if answer is None else answer.get(key.account)
-                use = None if use is None or here is None else use.plus(here)
+                shard_use = None if answer is None else answer.get(key.account)
+                use = None if use is None or shard_use is None else use.plus(shard_use)
         sessions = self._slots.sessions_of(key.id)
         if key.limits.sessions:
             sessions += await self._sessions_in_other_gateways(key.id)

@@ -41,7 +41,10 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "connections of a gateway, of an address",
         "",
-        ("gateway.admission.connection_table:ConnectionTable", "gateway.http.edge_rules:streams_refused"),
+        (
+            "gateway.admission.connection_table:ConnectionTable",
+            "gateway.http.edge_rules:no_free_connection_error",
+        ),
         ("disconnects", "refuses"),
         ("throttled",),
         note="an idle connection is closed for a new one; if no connection is idle, a new stream is refused",

@@ -17,7 +17,7 @@ from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import Throttled
 
-Ends = Callable[[], None]
+EndStream = Callable[[], None]
 
 
 def share_of(limit: int, gateways: int) -> int:
@@ -38,14 +38,15 @@ class Slot:
         #: True if the key comes from the key ring, which may revoke it.
         self.is_of_ring = is_of_ring
         self._slots: StreamSlots | None = slots
-        self._end: Ends | None = None
+        self._end: EndStream | None = None
         self._is_revoked = False
 
     def __repr__(self) -> str:
         return f"<Slot {'taken' if self._slots else 'given back'}{', revoked' * self._is_revoked}>"
 
-    def on_revoked(self, end: Ends) -> None:
-        """Set the function that ends the stream when its key is revoked. Calls it at once if it has been."""
+    def on_revoked(self, end: EndStream) -> None:
+        """Set the function that ends the stream when its key is revoked. If the key is already revoked, call
+        it now."""
         self._end = end
         if self._is_revoked:
             end()

@@ -58,7 +58,7 @@ class ReportPages:
         return from_facts(request, {**status_of(reports, shows_detail=shows_detail), "keys": keys})
 
     async def history(self, request: Request) -> Response:
-        """`GET /v0/history`"""
+        """Return time series of the last minutes (`GET /v0/history`)."""
         query = Query(request.query)
         seconds = query.number("seconds", low=1, high=SECONDS_MAX) or SECONDS_MAX
         series = query.text("series")

@@ -79,8 +79,10 @@ class ServerInfo:
         grant = request.grant
         shows_paths = grant is None or (bool(grant.scopes & (READ | WRITE)) and not grant.prefixes)
         sockets = self._sockets if shows_paths else ("",) * len(self._sockets)
-        runs = self._dispatch.placement.to_dict()
-        return from_reply(request, Placement(**runs, sockets=list(sockets), addresses=list(self._addresses)))
+        placement = self._dispatch.placement.to_dict()
+        return from_reply(
+            request, Placement(**placement, sockets=list(sockets), addresses=list(self._addresses))
+        )
 
 
 def _describe_shard(shard: dict[str, Any]) -> str:

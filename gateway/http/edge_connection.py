@@ -29,7 +29,7 @@ from gateway.admission.memory import EVERYONE, STRANGERS
 from gateway.http.edge_incoming import IncomingBody
 from gateway.http.edge_input import EdgeInput
 from gateway.http.edge_output import EdgeOutput
-from gateway.http.edge_rules import answer, bug, refusal, refused_stream
+from gateway.http.edge_rules import answer, bug_response, refusal, refused_stream
 from gateway.http.edge_socket import EdgeSocket, WaitExpired
 from gateway.http.h1 import CONTINUE, H2_PREFACE, HttpRequestHead
 from gateway.requests import urgency
@@ -139,7 +139,7 @@ class EdgeConnection:
             try:
                 response = await handler(request)
             except Exception as error:  # Only a bug makes a handler raise.
-                response = bug(request, error)
+                response = bug_response(request, error)
             finally:
                 if request.charge is not None:
                     request.charge.close()

@@ -19,7 +19,7 @@ from trio.lowlevel import wait_writable
 from gateway.admission.inline import need_task
 from gateway.admission.memory import STRANGERS, Charge
 from gateway.admission.request_scheduler import PIECE_BYTES
-from gateway.http.edge_rules import bug, close_body, has_no_body
+from gateway.http.edge_rules import bug_response, close_body, has_no_body
 from gateway.http.edge_sink import JOIN_BYTES_MAX, EdgeSink
 from gateway.http.edge_socket import EdgeSocket, WaitExpired
 from gateway.http.h1 import LAST_CHUNK, HttpRequestHead
@@ -56,7 +56,7 @@ class EdgeOutput:
         try:
             start = self._front.writer.render(response.status, response.headers, framing)
         except (ValueError, KeyError, TypeError) as error:  # A header or a status that cannot be sent.
-            return self.render(head, request, bug(request, error), keep_alive)
+            return self.render(head, request, bug_response(request, error), keep_alive)
         if size == 0 or has_no_body(head.method, response.status):
             return [start]
         if size <= JOIN_BYTES_MAX:
@@ -171,7 +171,9 @@ class EdgeOutput:
         except ClientStalled:
             return False
         except Exception as error:
-            bug(request, error)  # It logs the error. The client notices that the last chunk is missing.
+            bug_response(
+                request, error
+            )  # It logs the error. The client notices that the last chunk is missing.
             return False
         return True
 
@@ -190,7 +192,9 @@ class EdgeOutput:
         except (OSError, WaitExpired):
             return False  # The peer disconnected or does not read.
         except Exception as error:
-            bug(request, error)  # It logs the error. The client notices that the last chunk is missing.
+            bug_response(
+                request, error
+            )  # It logs the error. The client notices that the last chunk is missing.
             return False
         return True
 

@@ -45,7 +45,7 @@ class FrontLimits:
     connections_max: int = 10_000
     #: Connections of one client address; 0 is no limit (`admission/connection_table.py`).
     connections_per_address_max: int = 0
-    #: From the first byte of a head to its last. A total: no normal client sends a head slowly.
+    #: From the first byte of a head to its last, however fast they come: normal clients send a head at once.
     head_timeout_s: float = 10.0
     #: A body or an answer has this long plus a second for each `rate_bytes_per_s_min` bytes of progress. A
     #: plain total would cut off 64 MiB on a slow line; a timeout that any byte resets would let a client with
@@ -130,7 +130,7 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     return f"{_PROCESS_ID}-{next(_numbers):x}"
 
 
-def streams_refused() -> Throttled:
+def no_free_connection_error() -> Throttled:
     """Return the error for a stream on a connection of the reserve."""
     return Throttled(
         "the gateway has no free connections, so it opens no stream; close some, or raise "
@@ -155,7 +155,7 @@ async def answer(handler: Handler, request: Request) -> Response:
     try:
         return await handler(request)
     except Exception as error:
-        return bug(request, error)
+        return bug_response(request, error)
 
 
 def loggable_path(path: str) -> str:
@@ -163,7 +163,7 @@ def loggable_path(path: str) -> str:
     return f"{_WATCH_PREFIX}…" if path.startswith(_WATCH_PREFIX) else path
 
 
-def bug(request: Request, error: Exception) -> Response:
+def bug_response(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request.headers)
     log.error(
         "request failed because of a bug; please report it",
@@ -195,7 +195,7 @@ def has_no_body(method: str, status: int) -> bool:
 async def refused_stream(request: Request, response: Response) -> Response:
     """Return the refusal of a stream, because the gateway has no free connection for it."""
     await close_body(response)
-    return refusal(streams_refused(), request.headers, request.started_ns, request.path)
+    return refusal(no_free_connection_error(), request.headers, request.started_ns, request.path)
 
 
 async def close_body(response: Response) -> None:

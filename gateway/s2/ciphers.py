@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.record_formats import Input
 from streams.protocol.messages.s2 import Cipher
-from streams.protocol.model import sequenced
-from streams.protocol.model.sequenced import BinaryRecord
+from streams.protocol.model import binary_records
+from streams.protocol.model.binary_records import BinaryRecord
 
 _KEY_BYTES = 32
 _KEY_TEXT_MAX = 44
@@ -91,7 +91,7 @@ class RecordCipher:
         """Return the encrypted tails of a batch, as they are stored. Commands stay in plain text."""
         commands = batch.command_indexes
         return [
-            tail if index in commands else sequenced.sealed_tail(self._encrypt_tail(tail), size=size)
+            tail if index in commands else binary_records.sealed_tail(self._encrypt_tail(tail), size=size)
             for index, (tail, size) in enumerate(zip(batch.tails, batch.sizes, strict=True))
         ]
 
@@ -101,11 +101,11 @@ class RecordCipher:
 
     def decrypt_page(self, text: bytes) -> bytes:
         """Return the stored records of a page, decrypted."""
-        return sequenced.SEPARATOR.join(map(self._decrypt_record, sequenced.records_of(text)))
+        return binary_records.SEPARATOR.join(map(self._decrypt_record, binary_records.records_of(text)))
 
     def _decrypt_record(self, record: BinaryRecord) -> bytes:
         if not record.ciphertext:
-            tail = sequenced.tail_of(record.headers, record.body)
+            tail = binary_records.tail_of(record.headers, record.body)
         else:
             nonce, data = record.ciphertext[: self._nonce_bytes], record.ciphertext[self._nonce_bytes :]
             try:
@@ -114,7 +114,7 @@ class RecordCipher:
                 raise S2Error(
                     "decryption_failed", f"record {record.seq_num} was not encrypted with this key"
                 ) from None
-        return sequenced.entry(record.seq_num, record.timestamp, tail)
+        return binary_records.entry(record.seq_num, record.timestamp, tail)
 
 
 def _key(cipher: Cipher, text: str) -> bytes:

@@ -31,7 +31,7 @@ from streams.protocol.messages.s2 import (
     ReadHead,
     StreamRecords,
 )
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 
 UNSENT_BYTES_MAX = 2 * 1024 * 1024
 #: The front's limit for any response without progress.
@@ -148,7 +148,7 @@ class S2EventEncoder:
         self._count, self._metered_bytes = already_delivered
 
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, advises_reconnect: bool) -> bytes:
-        decoded_records = list(sequenced.records_of(bytes(records)))
+        decoded_records = list(binary_records.records_of(bytes(records)))
         self._count += len(decoded_records)
         self._metered_bytes += sum(record.metered_size for record in decoded_records)
         data = record_formats.batch_as_json(decoded_records, tail, is_base64=self._is_base64)
@@ -261,7 +261,7 @@ class ReadSession:
         if self._count_left is not None:
             self._count_left -= count
         if self._bytes_left is not None:
-            self._bytes_left -= sum(sequenced.metered_sizes(memoryview(records)))
+            self._bytes_left -= sum(binary_records.metered_sizes(memoryview(records)))
 
     def _is_over(self, page: StreamRecords) -> bool:
         """Return True if the session has reached its limit. Limits of a page do not count."""

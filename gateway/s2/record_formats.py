@@ -26,9 +26,8 @@ from streams.protocol.messages.s2 import (
     AppendStreamReply,
     Cipher,
 )
-from streams.protocol.model import sequenced
-from streams.protocol.model.names import quote
-from streams.protocol.model.sequenced import (
+from streams.protocol.model import binary_records
+from streams.protocol.model.binary_records import (
     BadProtobuf,
     BinaryRecord,
     Header,
@@ -36,6 +35,7 @@ from streams.protocol.model.sequenced import (
     varint,
     wrong_wire_type,
 )
+from streams.protocol.model.names import quote
 
 _TRIM_BYTES = 8
 _HEADERS_MAX = 2**24
@@ -72,9 +72,9 @@ class Input:
         for index, record in enumerate(records):
             if record.headers:
                 self._check_headers(index, record)
-            self.sizes.append(sequenced.metered_of(record.headers, record.body))
+            self.sizes.append(binary_records.metered_of(record.headers, record.body))
         self._measure()
-        self.tails = [sequenced.tail_of(record.headers, record.body) for record in records]
+        self.tails = [binary_records.tail_of(record.headers, record.body) for record in records]
         self.times = array("q")
         if any(record.timestamp is not None for record in records):
             for record in records:
@@ -189,7 +189,7 @@ def _append_input(data: bytes) -> tuple[list[InputRecord], int | None, str | Non
     records: list[InputRecord] = []
     match_seq_num: int | None = None
     fencing_token: str | None = None
-    for tag, number, start, stop in sequenced.fields(data, 0, len(data)):
+    for tag, number, start, stop in binary_records.fields(data, 0, len(data)):
         if tag == 0x0A:
             records.append(_append_record(data, start, stop))
         elif tag == 0x10:
@@ -206,8 +206,8 @@ def _plain_input(data: bytes) -> Input | None:
 
     Returns None for any other batch and for malformed input; the caller then decodes field by field.
 
-    A record is `0a size 1a size body`; its stored form (`sequenced.tail_of`) is `22 size body`. Records of
-    one size start with the same bytes, so a run of them is sliced without decoding their sizes again.
+    A record is `0a size 1a size body`; its stored form (`binary_records.tail_of`) is `22 size body`. Records
+    of one size start with the same bytes, so a run of them is sliced without decoding their sizes again.
     """
     tails: list[bytes] = []
     sizes: list[int] = []
@@ -227,7 +227,7 @@ def _plain_input(data: bytes) -> Input | None:
                 at += stride
             if len(tails) == count:
                 return None
-            sizes += [sequenced.metered_of((), b"") + body_bytes] * (len(tails) - count)
+            sizes += [binary_records.metered_of((), b"") + body_bytes] * (len(tails) - count)
     except (BadProtobuf, IndexError):
         return None
     others: tuple[list[InputRecord], int | None, str | None] = ([], None, None)
@@ -252,9 +252,9 @@ def _append_record(data: bytes, at: int, end: int) -> InputRecord:
     timestamp: int | None = None
     headers: list[Header] = []
     body = b""
-    for tag, number, start, stop in sequenced.fields(data, at, end):
+    for tag, number, start, stop in binary_records.fields(data, at, end):
         if tag == 0x12:
-            headers.append(sequenced.header_of(data, start, stop))
+            headers.append(binary_records.header_of(data, start, stop))
         elif tag == 0x1A:
             body = data[start:stop]
         elif tag == 0x08:
@@ -277,7 +277,7 @@ def ack_as_protobuf(ack: AppendStreamReply) -> bytes:
 
 def batch_parts(records: Buffer, tail: tuple[int, int] | None) -> list[Buffer]:
     """Return the parts of an encoded batch. `records` are stored entries with separators between them."""
-    parts: list[Buffer] = [sequenced.SEPARATOR, records] if records else []
+    parts: list[Buffer] = [binary_records.SEPARATOR, records] if records else []
     if tail is not None:
         position = _position(*tail)
         parts.append(b"\x12%b%b" % (varint(len(position)), position))

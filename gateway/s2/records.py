@@ -27,7 +27,7 @@ from streams.protocol.messages.s2 import (
     StreamRecords,
     box_of,
 )
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 
 _WAIT_S_MAX = 60
 #: Longest wait of one request to a shard: links time out after a minute.
@@ -214,7 +214,7 @@ class StreamRecordApi:
             body = record_formats.batch_as_protobuf(records, tail)
             response = Response(200, body, content_type=b"application/protobuf")
         else:
-            decoded_records = list(sequenced.records_of(bytes(records)))
+            decoded_records = list(binary_records.records_of(bytes(records)))
             body = record_formats.batch_as_json(decoded_records, tail, is_base64=is_base64)
             response = Response(200, body)
         response.charge = answers.charge(owner, 0, len(body))

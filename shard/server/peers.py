@@ -40,13 +40,13 @@ log = structlog.get_logger()
 
 #: A connection costs a buffer of 256 KiB and a task.
 PEERS_MAX = 1024
-#: One key may use three quarters of them; the rest is left to other keys.
+#: One key may use three quarters of `PEERS_MAX`; the rest is left to other keys.
 KEY_PEERS_MAX = 768
 #: At a thousand new connections a second, a client has a quarter of a second for its hello.
 STRANGERS_MAX = 256
-#: From this part of them on (a quarter), a new stranger replaces the oldest one of its own address.
+#: If an address has a quarter of all strangers, its next stranger replaces the oldest one of this address.
 _ADDRESS_PART = 4
-#: Log files, open segments, links of gateways and the files of a backup are some tens.
+#: For log files, open segments, links of gateways and the files of a backup. Normally less than 100 are open.
 _DESCRIPTORS_KEPT = 256
 #: Minimum time between two warnings of one kind; each counts all occurrences since the last one.
 _WARN_EVERY_S = 10.0
@@ -100,7 +100,7 @@ class Peers:
         ranges = msgspec.json.decode(placement, type=SlotMap).slots
         own = [range(start, end) for start, end, owner in ranges if owner == shard]
         self._own = frozenset(itertools.chain.from_iterable(own))
-        #: A key's requests spread over the shards, as its boxes do.
+        #: Each shard admits its share of a key's rate, because the boxes of a key are spread over all shards.
         self.rates = RequestRates(len({owner for _, _, owner in ranges}))
         descriptors = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT)
         self._strangers_max = max(1, min(STRANGERS_MAX, descriptors // 4))
@@ -221,12 +221,12 @@ class Peer:
 
     @property
     def account(self) -> str:
-        """Its key, if the key has limits that this shard enforces."""
+        """The id of its key, if the key has limits that this shard enforces; otherwise empty."""
         return "" if self.key is None else self.key.account
 
     def check(self, op: int) -> None:
-        """Raises `Forbidden` unless its key allows this op, and `Throttled` when the key has sent too many
-        messages; comes before anything else is done for it."""
+        """Check a message before it is decoded. Raises `Forbidden` if the key does not allow this op, and
+        `Throttled` if the key has sent too many messages."""
         assert self.key is not None
         check_op(self.key.grant, op)
         if self.key.limits.requests_per_s:

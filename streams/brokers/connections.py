@@ -8,29 +8,29 @@ import re
 import socket
 import uuid
 
-#: Length of a lease. Leases of running tasks are extended; this is how long the tasks of a worker that died
-#: wait for another.
+#: Length of a lease. Workers extend the leases of running tasks. When a worker dies, its tasks can be claimed
+#: by another worker after this time.
 LEASE_S = 30.0
-#: How long a claim waits for a job at the server, and so how long a consumer takes to stop.
+#: How long a claim waits for a job. A consumer that stops ends its last claim first, so it takes this long.
 WAIT_MS = 1_000
-#: Jobs of one claim, ack or extension.
+#: Maximum number of jobs in one claim, ack or extend.
 JOBS_MAX = 1_000
 PRIORITY_MAX = 9
-#: Jobs that one consumer may hold, whatever its framework asks for.
+#: Maximum number of jobs that one consumer holds, even if its framework requests more.
 PREFETCH_MAX = 10_000
 
 _unsafe = re.compile(rb"[^A-Za-z0-9._-]")
 
 
 def box_name(prefix: str, queue: str) -> str:
-    """The box of a queue. A character that is not allowed there is written as `:` and its code: `a@b`
-    becomes `a:40b`."""
+    """Return the name of the box for a queue. A character that box names cannot have becomes `:` and its
+    code: `a@b` becomes `a:40b`."""
     safe = _unsafe.sub(lambda match: b":%02x" % match[0][0], queue.encode())
     return prefix + safe.decode()
 
 
 def consumer_name() -> str:
-    """A name for the leases of one consumer: host, process, and a part that no other has."""
+    """Return a unique name for a consumer, for its leases: host, process id and a random part."""
     return f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
@@ -41,7 +41,7 @@ def lease_ms_of(lease_s: float) -> int:
 
 
 def job_priority_of(priority: object) -> int:
-    """A priority of a framework as one of a job, from 0 to 9; anything that is not a number counts as 0."""
+    """Convert a task priority of the framework to a job priority from 0 to 9. Not a number: 0."""
     try:
         number = int(priority)  # type: ignore[call-overload]
     except (TypeError, ValueError):

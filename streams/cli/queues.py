@@ -96,7 +96,9 @@ def _settle(
     metavar="BOX=JSON",
     help="Append this record to BOX, exactly once; acks all jobs or none. May be repeated.",
 )
-@click.option("--idempotency-key", metavar="KEY", help="Of an ack with outputs (default: random).")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="Idempotency key of an ack with outputs (default: random)."
+)
 @server_options
 def ack(
     target: ServerTarget,
@@ -115,7 +117,7 @@ def ack(
 
 
 def _outputs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """The outputs of an ack, from BOX=JSON."""
+    """Parse the outputs of an ack, each BOX=JSON."""
     import msgspec
 
     outputs: dict[str, dict[str, list[Any]]] = {}
@@ -246,7 +248,7 @@ _match = click.option("--match", help="All jobs with this tag; `user-*` for all 
 
 def _select(seqs: Sequence[int], match: str | None) -> dict[str, Any]:
     if bool(seqs) == (match is not None):
-        raise output.Refusal("name the jobs by SEQ or by --match, one of them")
+        raise output.Refusal("select the jobs either by SEQ or with --match")
     if match is None:
         return {"seqs": list(seqs)}
     return {"match": ["tag", "Glob", match] if match.endswith("*") else match}
@@ -262,7 +264,7 @@ def _select(seqs: Sequence[int], match: str | None) -> dict[str, Any]:
 def reschedule(
     target: ServerTarget, queue: str, seqs: tuple[int, ...], match: str | None, delay_ms: int
 ) -> None:
-    """Give waiting and delayed jobs another time."""
+    """Change when waiting and delayed jobs are delivered."""
     with target.client() as client:
         reply = client.queue(queue).reschedule(**_select(seqs, match), delay=delay_ms / 1000)
     facts = {"rescheduled": reply.rescheduled, "skipped": reply.skipped, "more": reply.more}
@@ -279,7 +281,7 @@ def reschedule(
 def reprioritize(
     target: ServerTarget, queue: str, seqs: tuple[int, ...], match: str | None, priority: int
 ) -> None:
-    """Give waiting and delayed jobs another priority."""
+    """Change the priority of waiting and delayed jobs."""
     with target.client() as client:
         reply = client.queue(queue).reprioritize(**_select(seqs, match), job_priority=priority)
     facts = {"reprioritized": reply.reprioritized, "skipped": reply.skipped, "more": reply.more}

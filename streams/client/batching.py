@@ -1,8 +1,10 @@
-"""Batches of a producer: when one is full or due, and the outcome of each record. Pure: no clock, no waiting.
+"""Collects the records of a producer into batches, and keeps the outcome of each record. Pure.
 
-A `Backlog` holds what was submitted and not yet taken, as batches in the order of submission: all are full
-but the last. Its bound is on what is *held*, that is submitted and not settled, so it covers the batch that
-is on its way too.
+    submit ──► Backlog: batches in the order of submission ──take──► being sent ──settle, release──► done
+               └───────────── held: not settled yet, counted against the bounds ────────────┘
+
+A record is *settled* when its batch was stored or has failed. All batches of a backlog are full, except the
+last one.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Of a producer.
+    """The limits of a producer.
 
-    batch_records, batch_bytes  a batch goes when it has so much
-    linger_ms                   and when its first record has waited so long
-    held_records, held_bytes    what may be submitted and not settled; `submit` waits for room
+    batch_records, batch_bytes  a batch of this size is full and is sent
+    linger_ms                   a smaller batch is sent when its first record has waited this long
+    held_records, held_bytes    records that are submitted and not settled; above that, `submit` waits
     """
 
     batch_records: int = 5_000
@@ -40,21 +42,21 @@ class Bounds:
 
 
 class PendingBatch(Generic[F]):
-    """Records that go together, and what became of them: runs of records, each with its first seq or the
-    error of all its records. Waiters wait for `flag`."""
+    """One batch and its outcomes. Consecutive records with the same outcome are one run: either stored, with
+    the seq of the first one, or failed, with one error. `flag` is set when all are settled."""
 
-    __slots__ = ("begun_s", "bytes", "count", "flag", "is_seen", "key", "records", "runs")
+    __slots__ = ("begun_s", "bytes", "count", "flag", "is_failure_raised", "key", "records", "runs")
 
     def __init__(self, key: str, flag: F, begun_s: float) -> None:
         self.key = key
         self.flag = flag
         self.begun_s = begun_s
-        #: Emptied when all is settled: tickets may be kept for long.
+        #: Emptied when all records are settled, because the program may keep a ticket, and so its batch.
         self.records: list[bytes] = []
         self.count = 0
         self.bytes = 0
-        #: True if a caller has got a failure of this batch.
-        self.is_seen = False
+        #: True if a ticket has raised a failure of this batch: then `flush` does not raise it again.
+        self.is_failure_raised = False
         #: (number of records up to the end of the run, first seq or error)
         self.runs: list[tuple[int, int | StreamsError]] = []
 
@@ -74,7 +76,7 @@ class PendingBatch(Generic[F]):
         self.runs.append((end, outcome))
 
     def outcome(self, index: int) -> int | StreamsError:
-        """The seq of this record, or its error."""
+        """Return the seq of this record, or its error."""
         start = 0
         for end, outcome in self.runs:
             if index < end:
@@ -84,15 +86,15 @@ class PendingBatch(Generic[F]):
 
 
 class Backlog(Generic[F]):
-    __slots__ = ("_batches", "bounds", "held_bytes", "held_records", "is_hurried")
+    __slots__ = ("_batches", "bounds", "held_bytes", "held_records", "is_flushing")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._batches: deque[PendingBatch[F]] = deque()
         self.held_records = 0
         self.held_bytes = 0
-        #: A flush waits for all records: no batch lingers.
-        self.is_hurried = False
+        #: True while `flush` or `close` waits for all records: then every batch is due at once.
+        self.is_flushing = False
 
     def __repr__(self) -> str:
         return f"<Backlog {len(self._batches)} batches, {self.held_records} records held>"
@@ -103,17 +105,17 @@ class Backlog(Generic[F]):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits and nothing is on its way."""
+        """True if every submitted record is settled."""
         return self.held_records == 0
 
     def has_room(self, size: int) -> bool:
-        """A record larger than all the room there is may come when it is alone."""
+        """Return True if a record of this size fits. When nothing is held, a record of any size does."""
         return self.held_records == 0 or (
             self.held_records < self.bounds.held_records and self.held_bytes + size <= self.bounds.held_bytes
         )
 
-    def open_batch(self, size: int) -> PendingBatch[F] | None:
-        """The batch that a record of this size joins; None when it needs a new one (`start`)."""
+    def batch_for(self, size: int) -> PendingBatch[F] | None:
+        """Return the batch that a record of this size joins; None if it needs a new one (`start`)."""
         if self._batches:
             last = self._batches[-1]
             if not self._is_full(last) and last.bytes + size <= self.bounds.batch_bytes:
@@ -125,7 +127,7 @@ class Backlog(Generic[F]):
         return batch
 
     def add(self, batch: PendingBatch[F], record: bytes) -> int:
-        """Its place in the batch."""
+        """Add a record. Return its index in the batch."""
         batch.records.append(record)
         batch.count += 1
         batch.bytes += len(record) + 1
@@ -134,11 +136,11 @@ class Backlog(Generic[F]):
         return batch.count - 1
 
     def due_in_s(self, now_s: float) -> float | None:
-        """After how long the first batch is to go: 0 = now, None = there is none."""
+        """Return the time until the first batch is due: 0 = now, None = there is no batch."""
         if not self._batches:
             return None
         first = self._batches[0]
-        if self.is_hurried or len(self._batches) > 1 or self._is_full(first):
+        if self.is_flushing or len(self._batches) > 1 or self._is_full(first):
             return 0.0
         return max(0.0, first.begun_s + self.bounds.linger_ms / 1000 - now_s)
 
@@ -146,13 +148,13 @@ class Backlog(Generic[F]):
         return self._batches.popleft()
 
     def release(self, batch: PendingBatch[F]) -> None:
-        """The batch is settled, and its room free again."""
-        assert batch.settled_count == batch.count, "room is held until all of a batch is settled"
+        """Free the room of a settled batch."""
+        assert batch.settled_count == batch.count, "a batch is released when all of it is settled"
         self.held_records -= batch.count
         self.held_bytes -= batch.bytes
         batch.records = []
         if self.is_idle:
-            self.is_hurried = False
+            self.is_flushing = False
 
     def _is_full(self, batch: PendingBatch[F]) -> bool:
         bounds = self.bounds

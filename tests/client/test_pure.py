@@ -179,7 +179,7 @@ def filled(bounds: Bounds, sizes: list[int]) -> tuple[Backlog[None], list[Pendin
     backlog: Backlog[None] = Backlog(bounds)
     batches: list[PendingBatch[None]] = []
     for number, size in enumerate(sizes):
-        batch = backlog.open_batch(size)
+        batch = backlog.batch_for(size)
         if batch is None:
             batch = backlog.start(PendingBatch(str(len(batches)), None, float(number)))
             batches.append(batch)
@@ -211,7 +211,7 @@ def test_a_batch_goes_when_it_is_full_or_old_or_somebody_waits() -> None:
     assert alone.due_in_s(0.001) == pytest.approx(0.004)
     assert alone.due_in_s(0.005) == 0
     assert filled(bounds, [1, 1])[0].due_in_s(0) == 0
-    alone.is_hurried = True
+    alone.is_flushing = True
     assert alone.due_in_s(0) == 0
 
 

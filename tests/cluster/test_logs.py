@@ -67,7 +67,7 @@ def test_no_line_has_a_payload_a_query_a_key_or_the_name_of_a_session(talkative:
 def test_a_bug_is_logged_with_its_place_and_without_what_it_was_about(log_format: str) -> None:
     """Method: the logger alone, told of a request that failed. The values of variables must not appear."""
     code = f"""
-from gateway.http.edge_rules import bug
+from gateway.http.edge_rules import bug_response
 from gateway.requests.request import Request
 from streams import logs
 
@@ -80,7 +80,7 @@ request = Request("GET", "/v0/watch/wid_{SECRET}", "token={SECRET}", headers, b"
 try:
     fail(request.body)
 except RuntimeError as error:
-    bug(request, error)
+    bug_response(request, error)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -15,7 +15,7 @@ from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import RELAY, DetachEndpoint, DetachEndpointReply
 from streams.protocol.messages.replies import QueueTotals
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.protocol.model.records import render_binary
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
@@ -356,7 +356,7 @@ def test_a_line_is_known_by_its_origin_and_a_letter_by_its_meta(source: QueueDri
     first, second = box.log.tail.batches
     assert moves.letters_in(first, [(0, 1)]) == [], "a client may write what it wants"
     assert moves.letters_in(second, [(0, 1)]) == [(3, "b", 1), (4, "b", 2)]
-    binary = render_binary([sequenced.tail_of([], b"x")], first_seq=1, times=1)
+    binary = render_binary([binary_records.tail_of([], b"x")], first_seq=1, times=1)
     assert moves.letters_in(binary, [(0, 0)]) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 from streams.direct.runs import Run, ScanPage, read_page
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages import bulk, commands, s2
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.protocol.payloads import scans
 from streams.protocol.payloads.scans import ScanReply
 from tests.support.machines import SWEEP_FACTOR, Driver, random_history, records_of
@@ -228,8 +228,8 @@ def test_records_of_a_stream_are_scanned_as_diffs_show_them(driver: Driver, max_
     """Whatever their bytes look like: one batch says `"meta":`, and is long and regular otherwise."""
     box = "the-basin/a/stream"
     driver.ask(s2.PutStream(box=box, basin_number=1, asked=s2.Spec(), defaults=s2.Spec(), cipher=None))
-    tails = [sequenced.tail_of([], b'{"$seq":1,"meta":%d}' % number) for number in range(40)]
-    tails[7] = sequenced.tail_of([(b"h", b"\xff")], b"\0")
+    tails = [binary_records.tail_of([], b'{"$seq":1,"meta":%d}' % number) for number in range(40)]
+    tails[7] = binary_records.tail_of([(b"h", b"\xff")], b"\0")
     for given in (tails, tails[:1], [b""]):
         driver.ask(s2.AppendStream(box=box, tails=given))
     scanned, gaps = scan_all(driver, box, max_bytes)

@@ -29,7 +29,7 @@ from streams.protocol.errors import (
 from streams.protocol.messages import commands, s2
 from streams.protocol.messages.commands import ReadStream
 from streams.protocol.messages.s2 import Spec, SpecPatch
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from tests.support.machines import Driver
 
 BOX = "the-basin/a/stream"
@@ -44,7 +44,7 @@ def put(driver: Driver, box: str = BOX, **options: Any) -> s2.PutStreamReply:
 
 
 def write(*bodies: bytes, box: str = BOX, **options: Any) -> s2.AppendStream:
-    return s2.AppendStream(box=box, tails=[sequenced.tail_of([], body) for body in bodies], **options)
+    return s2.AppendStream(box=box, tails=[binary_records.tail_of([], body) for body in bodies], **options)
 
 
 def append(driver: Driver, *bodies: bytes, **options: Any) -> s2.AppendStreamReply:
@@ -61,7 +61,7 @@ def read(driver: Driver, from_seq: int = 0, **options: Any) -> s2.StreamRecords:
 
 
 def numbers(driver: Driver, from_seq: int = 0, **options: Any) -> list[int]:
-    return [record.seq_num for record in sequenced.records_of(read(driver, from_seq, **options).records)]
+    return [record.seq_num for record in binary_records.records_of(read(driver, from_seq, **options).records)]
 
 
 def tail(driver: Driver) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def test_numbers_begin_at_0_and_the_tail_is_the_next_one(driver: Driver) -> None
     driver.now_ms += 5
     assert append(driver, b"c") == s2.AppendStreamReply(2, NOW + 5, 3, NOW + 5)
     assert tail(driver) == (3, NOW + 5)
-    found = list(sequenced.records_of(read(driver).records))
+    found = list(binary_records.records_of(read(driver).records))
     assert [(record.seq_num, record.timestamp, record.body) for record in found] == [
         (0, NOW, b"a"),
         (1, NOW, b"b"),
@@ -270,7 +270,7 @@ def test_a_later_page_goes_on_where_the_first_one_ended(driver: Driver) -> None:
     first = read(driver, limit=2)
     assert (first.next_seq_num, first.is_full, first.tail_seq_num) == (2, True, 3)
     rest = read(driver, 2, begins=False, generation=first.generation)
-    assert [record.seq_num for record in sequenced.records_of(rest.records)] == [2]
+    assert [record.seq_num for record in binary_records.records_of(rest.records)] == [2]
     with pytest.raises(StreamNotFound, match="created again"):
         read(driver, 2, begins=False, generation=first.generation + 1)
 
@@ -554,7 +554,7 @@ def test_usage_is_that_of_what_can_be_read(driver: Driver, monkeypatch: pytest.M
 
 
 def test_a_stream_reads_as_a_box_with_base64_in_it(driver: Driver) -> None:
-    tails = [sequenced.tail_of([(b"k", b"\xff")], b"hi"), sequenced.sealed_tail(b"???", size=12)]
+    tails = [binary_records.tail_of([(b"k", b"\xff")], b"hi"), binary_records.sealed_tail(b"???", size=12)]
     driver.ask(s2.AppendStream(box=BOX, tails=tails))
     found = driver.read(box=BOX)
     assert found.records == (

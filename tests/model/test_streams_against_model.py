@@ -17,7 +17,7 @@ from streams.protocol.errors import FencingTokenMismatch, PositionUnwritten, Seq
 from streams.protocol.messages import s2
 from streams.protocol.messages.commands import ReadStream
 from streams.protocol.messages.s2 import Spec, SpecPatch
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from tests.support.machines import Driver, sampled
 
 BOX = "the-basin/s"
@@ -87,7 +87,7 @@ class Streams(RuleBasedStateMachine):
             given = [None if each is None else now_ms + each for each in times[: len(bodies)]]
         command = s2.AppendStream(
             box=BOX,
-            tails=[sequenced.tail_of([], body) for body in bodies],
+            tails=[binary_records.tail_of([], body) for body in bodies],
             times=given,
             match_seq_num=None if match is None else first + (match == "wrong"),
             fencing_token=token,
@@ -137,7 +137,7 @@ class Streams(RuleBasedStateMachine):
     def power_cut_before_the_ack(self, body: bytes) -> None:
         """What was not synced was not acked, and nobody has seen it: it never was."""
         lsn = self.driver.machine.lsn
-        self.driver.do(s2.AppendStream(box=BOX, tails=[sequenced.tail_of([], body)], fence="lost"))
+        self.driver.do(s2.AppendStream(box=BOX, tails=[binary_records.tail_of([], body)], fence="lost"))
         self.driver = self.driver.after_power_cut(lsn)
 
     @rule(age=st.booleans())
@@ -162,7 +162,7 @@ class Streams(RuleBasedStateMachine):
         if start >= tail:
             assert isinstance(reply, PositionUnwritten)
             return
-        found = list(sequenced.records_of(reply.records))
+        found = list(binary_records.records_of(reply.records))
         gone, kept = self.floors()
         # Where it begins is known up to the length of a mark; the rest follows from it.
         begins = [found[0].seq_num] if found else range(max(start, gone), max(start, kept) + 1)
@@ -190,7 +190,7 @@ class Streams(RuleBasedStateMachine):
     def read_from_a_time(self, data: st.DataObject) -> None:
         wanted = data.draw(st.sampled_from([written.timestamp for written in self.records]))
         reply: Any = self.driver.do(ReadStream(box=BOX, from_ts=wanted, limit=1, may_follow=True)).reply
-        found = list(sequenced.records_of(reply.records))
+        found = list(binary_records.records_of(reply.records))
         first = next(at for at, written in enumerate(self.records) if written.timestamp >= wanted)
         gone, kept = self.floors()
         if found:

@@ -8,7 +8,7 @@ from base64 import b64encode
 
 import pytest
 
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.testing import Server
 from tests.s2.conftest import Client
 from tests.support.h2c import H2c
@@ -51,9 +51,9 @@ def test_every_byte_of_a_long_session_comes_back_in_its_order(
     records = [
         record
         for frame in found.regular
-        for tag, _, start, end in sequenced.fields(frame, 0, len(frame))
+        for tag, _, start, end in binary_records.fields(frame, 0, len(frame))
         if tag == 0x0A
-        for record in [sequenced._record(frame, start, end)]
+        for record in [binary_records._record(frame, start, end)]
     ]
     is_same = [record.body for record in records] == [body for batch in batches for body in batch]
     assert is_same, [record.body[:10] for record in records]  # the whole is megabytes

@@ -20,7 +20,7 @@ from gateway.s2 import record_formats, session_frames
 from gateway.s2.record_formats import Input, InputRecord
 from streams.protocol import errors
 from streams.protocol.messages.s2 import AppendStreamReply
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from tests.support.machines import sampled
 
 MIB = 1024 * 1024
@@ -37,7 +37,11 @@ def code_of(call: object, *arguments: object, **options: object) -> str:
 
 def test_a_batch_is_read_as_it_is_on_the_wire() -> None:
     one = record_formats.input_from_protobuf(bytes.fromhex("0a041a026869"))
-    assert (one.tails, one.match_seq_num, one.fencing_token) == ([sequenced.tail_of([], b"hi")], None, None)
+    assert (one.tails, one.match_seq_num, one.fencing_token) == (
+        [binary_records.tail_of([], b"hi")],
+        None,
+        None,
+    )
     fence = record_formats.input_from_protobuf(bytes.fromhex("0a1008001207120566656e63651a03746f6b10001a00"))
     assert (fence.fence, fence.match_seq_num, fence.fencing_token) == ("tok", 0, "")
     assert fence.times == array("q", [0])
@@ -60,8 +64,8 @@ def test_a_batch_of_bodies_is_read_in_stretches_as_it_is_field_by_field(
     """Whatever stands behind and between them, and wherever it breaks off."""
     data = b""
     for size, count in stretches:
-        record = b"\x1a" + sequenced.varint(size) + b"x" * size
-        data += (b"\x0a" + sequenced.varint(len(record)) + record) * count + between
+        record = b"\x1a" + binary_records.varint(size) + b"x" * size
+        data += (b"\x0a" + binary_records.varint(len(record)) + record) * count + between
     data += bytes.fromhex(behind)
     data = data[: len(data) - cut]
 
@@ -97,7 +101,7 @@ def test_a_heartbeat_is_a_batch_of_nothing_but_the_tail() -> None:
         == "000008001205080110e807"
     )
     assert record_formats.batch_as_protobuf(b"", (0, 0)).hex() == "1200"
-    record = sequenced.entry(0, 1000, sequenced.tail_of([(b"k", b"v")], b"hi"))
+    record = binary_records.entry(0, 1000, binary_records.tail_of([(b"k", b"v")], b"hi"))
     found = session_frames.frame(record_formats.batch_as_protobuf(record, None))
     assert found.hex() == "000012000a0f10e8071a060a016b12017622026869"
 
@@ -124,14 +128,19 @@ def test_any_batch_is_read_as_it_was_written(
 ) -> None:
     data = b""
     for time, headers, body in records:
-        record = b"" if time is None else b"\x08" + sequenced.varint(time)
+        record = b"" if time is None else b"\x08" + binary_records.varint(time)
         for name, value in headers:
-            header = b"\x0a%b%b\x12%b%b" % (sequenced.varint(len(name)), name, bytes([len(value)]), value)
-            record += b"\x12" + sequenced.varint(len(header)) + header
-        record += b"\x1a%b%b" % (sequenced.varint(len(body)), body)
-        data += b"\x0a" + sequenced.varint(len(record)) + record
+            header = b"\x0a%b%b\x12%b%b" % (
+                binary_records.varint(len(name)),
+                name,
+                bytes([len(value)]),
+                value,
+            )
+            record += b"\x12" + binary_records.varint(len(header)) + header
+        record += b"\x1a%b%b" % (binary_records.varint(len(body)), body)
+        data += b"\x0a" + binary_records.varint(len(record)) + record
     found = record_formats.input_from_protobuf(data)
-    assert found.tails == [sequenced.tail_of(headers, body) for _, headers, body in records]
+    assert found.tails == [binary_records.tail_of(headers, body) for _, headers, body in records]
     if any(time is not None for time, _, _ in records):
         assert list(found.times) == [-1 if time is None else time for time, _, _ in records]
     else:
@@ -192,7 +201,7 @@ def test_json_and_base64_say_the_same() -> None:
         b'{"records":[{"timestamp":5,"headers":[["aw==","dg=="]],"body":"aGk="},{}],"match_seq_num":3}',
         is_base64=True,
     )
-    assert raw.tails == coded.tails == [sequenced.tail_of([(b"k", b"v")], b"hi"), b""]
+    assert raw.tails == coded.tails == [binary_records.tail_of([(b"k", b"v")], b"hi"), b""]
     assert (list(raw.times), raw.match_seq_num) == ([5, -1], 3)
 
 
@@ -214,13 +223,13 @@ def test_json_that_is_not_a_batch_is_refused(body: bytes, is_base64: bool, code:
 
 
 def test_a_batch_as_json_leaves_out_what_is_empty() -> None:
-    text = sequenced.SEPARATOR.join(
+    text = binary_records.SEPARATOR.join(
         (
-            sequenced.entry(7, 5, sequenced.tail_of([(b"k", b"\xff")], b"a")),
-            sequenced.entry(8, 5, b""),
+            binary_records.entry(7, 5, binary_records.tail_of([(b"k", b"\xff")], b"a")),
+            binary_records.entry(8, 5, b""),
         )
     )
-    records = list(sequenced.records_of(text))
+    records = list(binary_records.records_of(text))
     assert json.loads(record_formats.batch_as_json(records, None, is_base64=True)) == {
         "records": [
             {"seq_num": 7, "timestamp": 5, "headers": [["aw==", "/w=="]], "body": "YQ=="},

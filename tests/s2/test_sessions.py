@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from gateway.s2 import session_frames
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.testing import Server, running_server
 from tests.s2.conftest import Client
 from tests.support.h2c import H2c
@@ -72,8 +72,8 @@ def test_inputs_are_pipelined_and_acked_in_their_order(server: Server, stream: C
     assert found.terminal is None
     ends = []
     for ack in found.regular:
-        end = next(body for tag, _, *body in sequenced.fields(ack, 0, len(ack)) if tag == 0x12)
-        ends.append({tag: value for tag, value, *_ in sequenced.fields(ack, *end)}[0x08])
+        end = next(body for tag, _, *body in binary_records.fields(ack, 0, len(ack)) if tag == 0x12)
+        ends.append({tag: value for tag, value, *_ in binary_records.fields(ack, *end)}[0x08])
     assert ends == [sum(1 + number % 3 for number in range(upto + 1)) for upto in range(100)]
 
 
@@ -159,7 +159,9 @@ def test_a_bounded_read_ends_by_itself(
         session = open_read(connection, readable, query)
         found = Frames(connection.answered(session))
     assert found.terminal is None
-    got = [sum(tag == 0x0A for tag, *_ in sequenced.fields(each, 0, len(each))) for each in found.regular]
+    got = [
+        sum(tag == 0x0A for tag, *_ in binary_records.fields(each, 0, len(each))) for each in found.regular
+    ]
     assert got == counts
 
 

@@ -26,7 +26,7 @@ from pyroaring import BitMap64
 from shard.core.changes import BatchForwarded, Change, StreamAppended
 from shard.core.snapshot_facts import ShardState
 from shard.storage import frames
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.protocol.model.records import Batch, render_binary
 from tests.support.segments import a_batch
 
@@ -131,7 +131,10 @@ def one_change(kind: type[Change]) -> Change:
     if isinstance(change, BatchForwarded | StreamAppended):  # these have none
         change = msgspec.structs.replace(change, idempotency_key=None)
     if isinstance(change, StreamAppended):
-        tails = [sequenced.tail_of([(b"name", b"value")], b"body"), sequenced.tail_of([], b"\x00\xff")]
+        tails = [
+            binary_records.tail_of([(b"name", b"value")], b"body"),
+            binary_records.tail_of([], b"\x00\xff"),
+        ]
         change = msgspec.structs.replace(change, batch=render_binary(tails, first_seq=9, times=1000))
     return change  # type: ignore[no-any-return]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 
 from gateway.s2 import session_frames
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 
 
 def given(*bodies: bytes, match: int | None = None) -> bytes:
     """A frame with a batch."""
     data = b""
     for body in bodies:
-        record = b"\x1a%b%b" % (sequenced.varint(len(body)), body)
-        data += b"\x0a%b%b" % (sequenced.varint(len(record)), record)
+        record = b"\x1a%b%b" % (binary_records.varint(len(body)), body)
+        data += b"\x0a%b%b" % (binary_records.varint(len(record)), record)
     if match is not None:
-        data += b"\x10" + sequenced.varint(match)
+        data += b"\x10" + binary_records.varint(match)
     return session_frames.frame(data)
 
 

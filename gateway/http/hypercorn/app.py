@@ -24,7 +24,7 @@ from gateway.http.edge_rules import (
     FrontLimits,
     answer,
     body_budget,
-    bug,
+    bug_response,
     check_body_length,
     check_host,
     check_response_header,
@@ -32,10 +32,10 @@ from gateway.http.edge_rules import (
     close_body,
     content_length_of,
     has_no_body,
+    no_free_connection_error,
     refusal,
     refused_stream,
     split_target,
-    streams_refused,
 )
 from gateway.http.hypercorn.incoming import IncomingBody
 from gateway.http.hypercorn.server import ABORT, SET_KNOWN
@@ -116,7 +116,7 @@ class _App(QuartTrio):
 
         async def accept() -> Socket:
             if not _set_known(quart.websocket.scope):
-                raise streams_refused()
+                raise no_free_connection_error()
             await quart.websocket.accept()
             return _Socket()
 
@@ -197,7 +197,7 @@ class Exchange(TrioASGIHTTPConnection):
         except ValueError as error:
             if response.live is not None:
                 response.live.close()
-            response = bug(request, error)
+            response = bug_response(request, error)
         if response.is_streamed:
             await self._send_streamed(request, response, receive, send)
             return
@@ -368,7 +368,7 @@ class Exchange(TrioASGIHTTPConnection):
                 except _ClientStalled:
                     pass
                 except Exception as error:
-                    bug(request, error)  # Logged. The client sees the stream break off.
+                    bug_response(request, error)  # Logged. The client sees the stream break off.
                 nursery.cancel_scope.cancel()
         finally:
             await close_body(response)

@@ -2,7 +2,7 @@
 
 A stream is a box whose records are binary. This file creates, changes and deletes it; its log, visibility,
 sealing and recovery are those of any box. Its additional state is in `stream.py`. The record format and the
-numbering of records are in `streams/protocol/model/sequenced.py`.
+numbering of records are in `streams/protocol/model/binary_records.py`.
 
 Rules of the file
 - A fence or trim inside a batch is part of the change that appends it: applying one never looks at a record.
@@ -35,7 +35,7 @@ from streams.protocol.errors import (
 from streams.protocol.messages import s2
 from streams.protocol.messages.commands import ReadStream
 from streams.protocol.messages.s2 import DEFAULTS, Stream
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.protocol.model.records import Batch, render_binary, resolve_times
 
 #: Most boxes that one page of a list scans: a millisecond. Most of them may be no streams.
@@ -248,7 +248,7 @@ class Streams:
         batch = render_binary(command.tails, first_seq=first_seq, times=times)
         self._context.require_room(command.account, batch.live_bytes, now_ms)
         trim_seq = max(
-            (min(sequenced.seq_of(number), first_seq + index + 1) for index, number in command.trims),
+            (min(binary_records.seq_of(number), first_seq + index + 1) for index, number in command.trims),
             default=0,
         )
         change = changes.StreamAppended(box.generation, batch, now_ms, fence=command.fence, trim_seq=trim_seq)
@@ -277,7 +277,7 @@ class Streams:
             return Outcome(entries, None)
         box.volatile.last_read_ms = now_ms
         reply = s2.StreamRecords(
-            records=sequenced.SEPARATOR.join(page.parts),
+            records=binary_records.SEPARATOR.join(page.parts),
             count=command.limit - page.records_left,
             next_seq_num=next_number,
             tail_seq_num=log.visible_seq,
@@ -404,10 +404,10 @@ class _StreamPageCollector(RunCollector):
             return last
         # Close to the limit, or with small times: measure each record.
         for part_size, part in self._unmetered_parts:
-            self._bytes_left += part_size - sum(sequenced.metered_sizes(part))
+            self._bytes_left += part_size - sum(binary_records.metered_sizes(part))
         self._unmetered_parts.clear()
         top = first - 1
-        for size in sequenced.metered_sizes(batch.text(first, last)):
+        for size in binary_records.metered_sizes(batch.text(first, last)):
             if size > self._bytes_left:
                 break
             self._bytes_left -= size

@@ -1,8 +1,8 @@
-"""Many records into one box, in batches, in the background, each once and in order.
+"""Appends many records to one box: in batches, in the background, each once and in order.
 
-One batch is on its way at a time. That is what keeps the order when one must be repeated, and it costs
-little: while a batch is on its way the next one fills. A batch keeps its key through all its attempts, and
-attempts end before the box forgets keys, so a repeat never doubles.
+Only one batch is in flight. So the order is kept when a batch must be sent again. This costs little: while a
+batch is in flight, the next one fills. All attempts of a batch use the same idempotency key and end before
+the box forgets that key, so a batch is never stored twice.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from streams.client.working import ProducerStatistics
 from streams.protocol.errors import Refused, StreamsError
 from streams.protocol.messages.replies import AppendReply
 
-#: Refusals that one record of a batch can be the reason of. The batch is halved to find it, so that the
-#: others pass.
-_ONE_IS_TO_BLAME = frozenset({"invalid_request", "record_too_large", "batch_too_large", "payload_too_large"})
-#: Attempts end this much before the box forgets the key.
+#: Codes of refusals that a single bad record can cause. The producer divides such a batch into halves, again
+#: and again, so that only the bad record fails.
+_RECORD_ERRORS = frozenset({"invalid_request", "record_too_large", "batch_too_large", "payload_too_large"})
+#: Attempts end after this part of the time for which the box remembers the key.
 _WINDOW_SHARE = 0.8
-#: Failures that `flush` still tells of, the first ones; there is no end to them when nobody asks.
+#: How many failed batches the producer keeps for `flush` to raise; a program may never call it.
 _FAILURES_KEPT = 1000
 _NOT_SENT = "the producer was ended before this was sent"
 
 
 class AsyncSender(Protocol):
-    """Where batches go: a box over HTTP, or a shard directly."""
+    """The destination of batches: a box over HTTP, or a shard directly."""
 
     async def append_encoded(
         self, records: list[bytes], *, key: str, retry: Retry | None = None
@@ -44,7 +44,7 @@ class AsyncSender(Protocol):
 
 
 class AsyncTicket:
-    """One record on its way."""
+    """One submitted record; `wait` returns its seq."""
 
     __slots__ = ("_batch", "_index")
 
@@ -61,13 +61,16 @@ class AsyncTicket:
         return self._batch.flag.is_set()
 
     async def wait(self, timeout_s: float | None = None) -> int:
-        """The record's seq. Raises why it has none: `Refused` or `Busy`, it was not written; `Uncertain`,
-        nobody knows. `TimeoutError` says only that it is not settled yet."""
+        """Wait until the record is stored, and return its seq.
+
+        Raises `Refused` or `Busy` if it was not written, and `Uncertain` if that is not known. `TimeoutError`
+        means only that the record is not settled yet.
+        """
         if not await self._batch.flag.wait(timeout_s):
             raise TimeoutError(f"not acknowledged within {timeout_s} s; it may still be written")
         outcome = self._batch.outcome(self._index)
         if isinstance(outcome, StreamsError):
-            self._batch.is_seen = True
+            self._batch.is_failure_raised = True
             raise type(outcome)(outcome.message, **outcome.detail) from outcome
         return outcome
 
@@ -78,10 +81,11 @@ class AsyncProducer:
             for order in orders:
                 await producer.submit(order)
 
-    `submit` returns a ticket at once, or waits when too much is on its way. A batch goes when it is full or
-    has lingered; `flush`, and leaving the block, wait until all is settled and raise the first failure that
-    nobody has seen on its ticket. With `stop_at_failure` nothing is written after a record that was not: the
-    rest is settled as `Closed`, and no more is taken.
+    `submit` returns a ticket at once; if too many records are not settled, it waits first. A batch is sent
+    when it is full or its first record has waited for `linger_ms`. `flush`, and the end of the block, wait
+    until all records are settled. Then they raise the first failure that no ticket has raised. With
+    `stop_at_failure` nothing is written after the first record that fails: the records after it fail with
+    `Closed`, and so does `submit`.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class AsyncProducer:
         self._name = uuid.uuid4().hex
         self._batches_begun = 0
         self._retry = Retry(total_s=settle_s)
-        #: Guards all that follows; never held over a wait.
+        #: Guards all attributes below; never held during a wait.
         self._lock = threading.Lock()
         self._backlog: Backlog[AsyncFlag] = Backlog(bounds)
         self._newest: PendingBatch[AsyncFlag] | None = None
@@ -134,7 +138,7 @@ class AsyncProducer:
             return
         await self._crew.__aexit__(kind, error, trace)
         if error is None:
-            self._raise_unseen()
+            self._raise_new_failures()
 
     # -- submitting
 
@@ -147,7 +151,8 @@ class AsyncProducer:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
     ) -> AsyncTicket:
-        """Takes a record, or a whole `Entry`, as it is now. `NotJson` when it is not JSON."""
+        """Submit a record or a whole `Entry`. Later changes of `data` have no effect. Raises `NotJson` if it
+        is not JSON."""
         entry = data if isinstance(data, Entry) else Entry(data, tag, node, meta, ts)
         return await self.submit_encoded(answers.encode_entry(entry, self._node))
 
@@ -160,7 +165,7 @@ class AsyncProducer:
                     why = "has stopped at a failure" if self._has_stopped else "is closed"
                     raise Closed(f"the producer {why}; nothing was submitted")
                 if backlog.has_room(len(record)):
-                    batch = backlog.open_batch(len(record))
+                    batch = backlog.batch_for(len(record))
                     is_new = batch is None
                     if batch is None:
                         batch = backlog.start(self._new_batch())
@@ -172,7 +177,7 @@ class AsyncProducer:
             await room.wait()
         if is_new:
             self._bell.ring()
-            await asleep(0)  # a loop of submits lets the sending go on
+            await asleep(0)  # so that a loop of submits does not delay the sending
         return ticket
 
     def _new_batch(self) -> PendingBatch[AsyncFlag]:
@@ -181,15 +186,15 @@ class AsyncProducer:
         return self._newest
 
     async def flush(self) -> None:
-        """Wait until every submitted record is stored or has failed. Raises the first failure that your
-        program has not seen on its ticket."""
+        """Wait until every submitted record is stored or has failed. Raises the first failure that no
+        ticket has raised."""
         with self._lock:
             newest = self._newest
-            self._backlog.is_hurried = not self._backlog.is_idle
+            self._backlog.is_flushing = not self._backlog.is_idle
         self._bell.ring()
         if newest is not None:
             await newest.flag.wait()
-        self._raise_unseen()
+        self._raise_new_failures()
 
     def statistics(self) -> ProducerStatistics:
         """Return how many records are stored, failed and on their way."""
@@ -201,17 +206,17 @@ class AsyncProducer:
     def _close(self) -> None:
         with self._lock:
             self._is_closing = True
-            self._backlog.is_hurried = True
+            self._backlog.is_flushing = True
             waiting, self._waiting_for_room = self._waiting_for_room, []
         for room in waiting:
             room.set()
         self._bell.ring()
 
-    def _raise_unseen(self) -> None:
+    def _raise_new_failures(self) -> None:
         with self._lock:
-            unseen = [batch for batch in self._failures if not batch.is_seen]
+            new_failures = [batch for batch in self._failures if not batch.is_failure_raised]
             self._failures = []
-        for batch in unseen:
+        for batch in new_failures:
             for _, outcome in batch.runs:
                 if isinstance(outcome, StreamsError):
                     raise type(outcome)(outcome.message, **outcome.detail) from outcome
@@ -238,7 +243,7 @@ class AsyncProducer:
             self._give_up(batch)
 
     async def _deliver(self, batch: PendingBatch[AsyncFlag], start: int, end: int, key: str) -> None:
-        if self._has_stopped:  # within this very batch, whose halves go one after the other
+        if self._has_stopped:  # the first half of this batch has failed
             batch.settle(end - start, Closed(_NOT_SENT))
             return
         outcome: int | StreamsError
@@ -246,7 +251,7 @@ class AsyncProducer:
             reply = await self._sender.append_encoded(batch.records[start:end], key=key, retry=self._retry)
             outcome = reply.first_seq
         except Refused as error:
-            if end - start > 1 and error.code in _ONE_IS_TO_BLAME:
+            if end - start > 1 and error.code in _RECORD_ERRORS:
                 half = (start + end) // 2
                 await self._deliver(batch, start, half, f"{key}.0")
                 await self._deliver(batch, half, end, f"{key}.1")

@@ -123,7 +123,8 @@ class Scan(ReadBox, frozen=True, kw_only=True):
 
 
 class ReadStream(ReadBox, frozen=True, kw_only=True):
-    """Reads a stream from a number (`from_seq`: see `model/sequenced.py`), a time, or an offset from the end.
+    """Reads a stream from a number (`from_seq`: see `model/binary_records.py`), a time or an offset from the
+    end.
 
     `begins` marks the first read of a client: the shard resolves and checks its start. `limit` and
     `max_bytes`, in metered bytes, are exact: 0 is none at all.

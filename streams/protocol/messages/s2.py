@@ -1,6 +1,6 @@
 """Streams and basins of the S2 API: commands and replies between processes. Frozen, without behaviour.
 
-A **stream** is a box of type `stream`, with binary records (`model/sequenced.py`), named
+A **stream** is a box of type `stream`, with binary records (`model/binary_records.py`), named
 `basin/stream`: no other box has a slash in its name. A **basin** is an entry in the registry of the first
 shard (`shard/core/s2/basins.py`): a config for its streams, and a number that no other basin has had.
 
@@ -458,7 +458,7 @@ class AppendStreamReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class StreamRecords(msgspec.Struct, frozen=True, kw_only=True):
     """A page of records and the position after it. `records` are entries with separators
-    (`model/sequenced.py`)."""
+    (`model/binary_records.py`)."""
 
     records: bytes | memoryview
     #: The number of records.

@@ -1,7 +1,7 @@
-"""The events of watches (v0 §7), one struct each: a gateway encodes it, clients decode it.
+"""The events of watches (v0 §7): a struct for each, which gateways encode and clients decode.
 
-The rules of `replies.py` hold. An event of records is written by hand (`gateway/watch/page.py`), because most
-of it is stored bytes; its struct describes and decodes.
+The rules in the header of `replies.py` apply here too. A gateway does not encode `RecordsEvent` from the
+struct: it joins stored bytes (`gateway/watch/page.py`). The struct is for clients and the API description.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from streams.protocol.messages.replies import Record
 
 
 class RecordsEvent(msgspec.Struct, frozen=True):
-    """Records of one box: those between `from_seq` and `to_seq` that the watch selects."""
+    """The records of one box between `from_seq` and `to_seq` that match the watch."""
 
     box: str
     records: list[Record]
@@ -22,7 +22,7 @@ class RecordsEvent(msgspec.Struct, frozen=True):
 
 
 class TombstoneEvent(msgspec.Struct, frozen=True):
-    """A `Tombstone` of a watched box. The reason `from_seq_too_old` is for a gap before the watch began."""
+    """A `Tombstone` of a watched box. For a gap before the watch began, the reason is `from_seq_too_old`."""
 
     box: str
     reason: str
@@ -33,14 +33,14 @@ class TombstoneEvent(msgspec.Struct, frozen=True):
 
 
 class CaughtUp(msgspec.Struct, frozen=True):
-    """A watch has shown all there was of a box and is live from here."""
+    """The watch has sent all existing records of a box; from now on it sends new ones."""
 
     box: str
     head_seq: int
 
 
 class BoxDeleted(msgspec.Struct, frozen=True):
-    """A watched box was deleted; the other boxes go on."""
+    """A watched box was deleted. The watch continues for its other boxes."""
 
     box: str
     head_seq: int

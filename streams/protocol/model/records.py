@@ -6,9 +6,9 @@ batch keeps its records as one blob in the very form a reader gets by default:
     {"$seq":7,"$ts":1700000000000,"$node":"n","meta":{…},"data":…},{"$seq":8,…}
     └──────────────── record 0, end(0) ───────────────────────────┘^ comma
 
-so a read is a slice. (`sequenced.py` has the other encoding, of binary records, for which the same holds.)
-Offsets are kept as one column, tags and nodes as columns of their own that are absent
-when nobody used them. `data` and `meta` are checked once as JSON and kept as the bytes that came; they are
+so a read is a slice. (`binary_records.py` has the other encoding, of binary records; a read of these is a
+slice too.) Offsets are one column. Tags and nodes are columns of their own, absent if no record has any.
+`data` and `meta` are checked once as JSON and kept byte for byte; they are
 never decoded into objects on the way in or out.
 
 Rules of the file
@@ -35,7 +35,7 @@ import msgspec
 from msgspec import Raw
 
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
 from streams.protocol.model.job_fields import JobFields
 from streams.protocol.model.stored_records import ABSENT as ABSENT
 from streams.protocol.model.stored_records import decode_records
@@ -43,7 +43,7 @@ from streams.protocol.model.stored_records import metas_of as metas_of
 from streams.protocol.model.stored_records import split_columns as split_columns
 from streams.protocol.model.stored_records import with_meta as with_meta
 
-#: The encoding of a blob: records as JSON, or binary records (`sequenced.py`).
+#: The encoding of a blob: records as JSON, or binary records (`binary_records.py`).
 JSON = 1
 BINARY = 2
 #: On disk alone: JSON with job fields behind the nodes. In memory it is JSON.
@@ -267,7 +267,7 @@ class Batch:
     def text_as(self, first: int, last: int, *, tags: bool, meta: bool, data: bool) -> bytes | memoryview:
         """Records first..last as JSON, in another form than the default one."""
         if self.encoding == BINARY:
-            return sequenced.render_json(bytes(self.text(first, last)), meta=meta, data=data)
+            return binary_records.render_json(bytes(self.text(first, last)), meta=meta, data=data)
         fields = self.job_fields if tags else None
         if meta and data and fields is None and not (tags and self.tags is not None):
             return self.text(first, last)
@@ -546,7 +546,7 @@ def _render_one(columns: Columns, first_seq: int, ts: int) -> Batch:
 
 def render_binary(tails: Sequence[bytes], *, first_seq: int, times: int | array[int]) -> Batch:
     """Render binary records with these tails as the batch that starts at `first_seq`."""
-    blob, ends = sequenced.join_records(tails, first_seq=first_seq, times=times)
+    blob, ends = binary_records.join_records(tails, first_seq=first_seq, times=times)
     return Batch(
         encoding=BINARY,
         first_seq=first_seq,

@@ -1,21 +1,21 @@
-"""Binary records as bytes: headers and a body, as a stream of the S2 API keeps and sends them. Pure.
+"""Encodes and decodes binary records (headers and a body) of the S2 API, as batches store them. Pure.
 
-A batch of binary records is kept as the records of a protobuf `ReadBatch`, so a read is a slice here too:
+The blob of a batch has the records in the form of a protobuf `ReadBatch`, so a read is a slice of it:
 
     0a  len  { 08 seq_num · 10 timestamp · 1a header … · 22 body }   0a  len  { … }
-    └ tag    └────────────── record 0, end(0) ──────────────────┘   └ tag of record 1, stands where JSON
-      (not kept)                                                       has its comma
+    └ tag    └────────────── record 0, end(0) ──────────────────┘   └ tag of record 1, in the place of
+      (not stored)                                                     the comma of JSON
 
-The tag of the first record is not kept: so one byte stands between two records in either encoding, and all
-arithmetic of a batch is the same. Everything of a record behind its timestamp is its **tail**: it is written
-where the record is taken in, and never looked at again on its way to the log and back.
+The tag of the first record is not stored. So in both encodings there is one byte between two records, and the
+code that computes positions in a batch is the same. The **tail** of a record is all bytes after its
+timestamp. It is encoded when the record arrives; the log and the readers copy it without decoding it.
 
 A sealed record has one field 15 in place of headers and body: `metered size varint · ciphertext of the tail`.
 A gateway that has the key decrypts it (`gateway/s2/ciphers.py`).
 
-**Seqs.** The first record of a stream is number 0, the first seq of a box is 1. `seq_num = seq - 1`, here and
-nowhere else; so the next number of a stream is the head seq of its box, and the number at which a reader
-wants to begin is the cursor of a reader that has everything before it.
+**Seqs.** The first record of a stream is number 0, the first seq of a box is 1. `seq_num = seq - 1`, and
+only this file converts them. So the next `seq_num` of a stream is the head seq of its box. To read from
+`seq_num` n, a reader passes n as its cursor: the cursor is the last seq that it does not need.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BinaryRecord(NamedTuple):
 
 
 def seq_of(seq_num: int) -> int:
-    """The seq of a stream's record of this number."""
+    """Return the seq of the record that S2 numbers `seq_num`."""
     return seq_num + 1
 
 
@@ -71,10 +71,10 @@ def metered_of(headers: Sequence[Header], body: bytes) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Protobuf, as much of it as there is in these messages
+# Protobuf: the part that these messages use
 
 _SMALL = [bytes([number]) for number in range(128)]
-#: The tag of a record's number with the first byte of its varint: as the only one, and with more behind it.
+#: The tag of `seq_num` and the first byte of its varint: if it is the only byte, and if more bytes follow.
 _FIRSTS = [bytes((_SEQ, low)) for low in range(128)]
 _FIRSTS_OF_MORE = [bytes((_SEQ, low | 128)) for low in range(128)]
 
@@ -91,7 +91,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
+    """Return the number at `at`, and the position after it."""
     byte = data[at]
     at += 1
     if byte < 128:
@@ -111,7 +111,7 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(tag, number or 0, start, end) of every field of a message; the last two are those of its bytes."""
+    """Yield (tag, number or 0, start, end) of every field; its bytes are those from `start` to `end`."""
     while at < end:
         tag, at = read_varint(data, at)
         kind = tag & 7
@@ -136,7 +136,7 @@ def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, i
 
 
 def wrong_wire_type(tag: int) -> BadProtobuf:
-    """A field that is known, in an encoding that is not its own."""
+    """Return the error for a known field with a wire type that it cannot have."""
     return BadProtobuf(f"field {tag >> 3} has the wrong wire type")
 
 
@@ -157,7 +157,7 @@ def header_of(data: bytes, at: int, end: int) -> Header:
 
 
 def tail_of(headers: Sequence[Header], body: bytes) -> bytes:
-    """Everything of a record behind its timestamp."""
+    """Encode the tail of a record: all bytes after its timestamp."""
     if not headers:
         return b"\x22%b%b" % (varint(len(body)), body) if body else b""
     parts: list[bytes] = []
@@ -178,16 +178,18 @@ def sealed_tail(ciphertext: bytes, *, size: int) -> bytes:
 
 
 def entry(seq_num: int, timestamp: int, tail: bytes) -> bytes:
-    """A record as it stands in a batch, without the tag before it."""
+    """Encode one record of a batch, without the tag before it."""
     seq = b"\x08%b" % varint(seq_num) if seq_num else b""
     time = b"\x10%b" % varint(timestamp) if timestamp else b""
     return b"%b%b%b%b" % (varint(len(seq) + len(time) + len(tail)), seq, time, tail)
 
 
 def _heads(number: int, count: int, time: bytes) -> list[bytes]:
-    """The fields in front of the tails of `count` records from this number on, `time` being one of them.
+    """Encode the fields before the tails of `count` records, from `seq_num` `number` on. `time` is the
+    encoded timestamp, the same for all of them.
 
-    The numbers of a block of 128 differ in the first byte of their varints alone, so a block is made at once.
+    Within a block of 128, numbers differ only in the first byte of their varints. So the heads of a block are
+    built by one list expression.
     """
     heads: list[bytes] = []
     end = number + count
@@ -206,7 +208,7 @@ def _heads(number: int, count: int, time: bytes) -> list[bytes]:
 def join_records(
     tails: Sequence[bytes], *, first_seq: int, times: int | Sequence[int]
 ) -> tuple[bytes, array[int]]:
-    """The blob of a batch, and the running total of its records' bytes."""
+    """Return the blob of a batch, and for each record the total size of all records up to it."""
     number, count = first_seq - 1, len(tails)
     if isinstance(times, int):
         heads = _heads(number, count, b"\x10%b" % varint(times) if times else b"")
@@ -231,7 +233,7 @@ def join_records(
 
 
 def records_of(text: bytes) -> Iterator[BinaryRecord]:
-    """The records of a stretch of a batch: entries with a separator between them."""
+    """Decode a part of a blob: records with a separator between them."""
     at, end = 0, len(text)
     while at < end:
         size, at = read_varint(text, at)
@@ -240,7 +242,7 @@ def records_of(text: bytes) -> Iterator[BinaryRecord]:
 
 
 def metered_sizes(text: bytes | memoryview) -> Iterator[int]:
-    """Yield the metered size of each record of a stretch, without copying."""
+    """Yield the metered size of each record in a part of a blob, without copying."""
     at, end = 0, len(text)
     while at < end:
         size, at = read_varint(text, at)

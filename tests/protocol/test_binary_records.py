@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol.model import sequenced
+from streams.protocol.model import binary_records
+from streams.protocol.model.binary_records import BadProtobuf
 from streams.protocol.model.records import BINARY, Batch, render_binary
-from streams.protocol.model.sequenced import BadProtobuf
 from tests.support.machines import sampled
 
 HEADER = st.tuples(st.binary(max_size=5), st.binary(max_size=200))
@@ -22,8 +22,8 @@ RECORD = st.tuples(st.lists(HEADER, max_size=3), st.binary(max_size=300))
 
 
 def test_a_record_is_what_the_wire_has() -> None:
-    batch = render_binary([sequenced.tail_of([(b"k", b"v")], b"hi")], first_seq=1, times=1000)
-    assert (sequenced.SEPARATOR + batch.blob).hex() == "0a0f10e8071a060a016b12017622026869"
+    batch = render_binary([binary_records.tail_of([(b"k", b"v")], b"hi")], first_seq=1, times=1000)
+    assert (binary_records.SEPARATOR + batch.blob).hex() == "0a0f10e8071a060a016b12017622026869"
 
 
 @sampled(60)
@@ -37,12 +37,12 @@ def test_records_of_any_shape_come_back_as_they_were(
     records: list[tuple[list[tuple[bytes, bytes]], bytes]], first_seq: int, base: int, step: int
 ) -> None:
     times = array("q", [base + step * at for at in range(len(records))]) if step else base
-    tails = [sequenced.tail_of(headers, body) for headers, body in records]
+    tails = [binary_records.tail_of(headers, body) for headers, body in records]
     batch = Batch.from_bytes(
         memoryview(b"".join(render_binary(tails, first_seq=first_seq, times=times).to_parts()))
     )
     assert batch.encoding == BINARY
-    found = list(sequenced.records_of(batch.blob))
+    found = list(binary_records.records_of(batch.blob))
     assert [(list(each.headers), each.body) for each in found] == records
     assert [each.seq_num for each in found] == list(range(first_seq - 1, first_seq - 1 + len(records)))
     assert [each.timestamp for each in found] == [base + step * at for at in range(len(records))]
@@ -50,9 +50,9 @@ def test_records_of_any_shape_come_back_as_they_were(
         for last in range(first, batch.count):
             part = batch.part(first, last)
             assert bytes(batch.text(first, last)) == part.blob
-            assert list(sequenced.records_of(part.blob)) == found[first : last + 1]
+            assert list(binary_records.records_of(part.blob)) == found[first : last + 1]
             assert batch.size(first, last) == sum(batch.sizes()[first : last + 1])
-    assert list(sequenced.metered_sizes(memoryview(batch.blob))) == [each.metered_size for each in found]
+    assert list(binary_records.metered_sizes(memoryview(batch.blob))) == [each.metered_size for each in found]
     assert [each.metered_size for each in found] == [
         8 + len(body) + sum(2 + len(name) + len(value) for name, value in headers)
         for headers, body in records
@@ -64,27 +64,27 @@ def test_records_of_any_shape_come_back_as_they_were(
 def test_records_that_are_joined_at_once_are_those_that_are_joined_one_by_one(
     first_seq: int, time: int
 ) -> None:
-    tails = [sequenced.tail_of([], b"x" * (120 + at % 9)) for at in range(300)]
-    blob, ends = sequenced.join_records(tails, first_seq=first_seq, times=time)
-    entries = [sequenced.entry(first_seq - 1 + at, time, tail) for at, tail in enumerate(tails)]
-    assert blob == sequenced.SEPARATOR.join(entries)
+    tails = [binary_records.tail_of([], b"x" * (120 + at % 9)) for at in range(300)]
+    blob, ends = binary_records.join_records(tails, first_seq=first_seq, times=time)
+    entries = [binary_records.entry(first_seq - 1 + at, time, tail) for at, tail in enumerate(tails)]
+    assert blob == binary_records.SEPARATOR.join(entries)
     assert list(ends) == list(accumulate(map(len, entries)))
 
 
 def test_a_sealed_record_says_its_size_and_nothing_else() -> None:
-    batch = render_binary([sequenced.sealed_tail(b"\1\2", size=300)], first_seq=5, times=9)
-    (record,) = sequenced.records_of(batch.blob)
+    batch = render_binary([binary_records.sealed_tail(b"\1\2", size=300)], first_seq=5, times=9)
+    (record,) = binary_records.records_of(batch.blob)
     assert (record.ciphertext, record.metered_size, record.headers, record.body) == (b"\1\2", 300, [], b"")
-    assert list(sequenced.metered_sizes(batch.blob)) == [300]
+    assert list(binary_records.metered_sizes(batch.blob)) == [300]
 
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
     known = b"\x22\x01x"
     others = b"\x29" + b"8" * 8 + b"\x2d" + b"4" * 4 + b"\x30\x05"
     text = bytes([len(known + others)]) + others + known
-    (record,) = sequenced.records_of(text)
+    (record,) = binary_records.records_of(text)
     assert record.body == b"x"
-    assert sequenced.header_of(b"\x1a\x01?\x0a\x01n", 0, 6) == (b"n", b"")
+    assert binary_records.header_of(b"\x1a\x01?\x0a\x01n", 0, 6) == (b"n", b"")
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
 )
 def test_what_is_no_protobuf_is_told(data: bytes) -> None:
     with pytest.raises(BadProtobuf):
-        list(sequenced.fields(data, 0, len(data)))
+        list(binary_records.fields(data, 0, len(data)))
