@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from streams.config import KILLED_AT_THE_END, READY_FD_VARIABLE, SETTINGS
+from streams.config import CHILD_KILLED_AT_STOP, READY_FD_VARIABLE, SETTINGS
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 90.0
@@ -133,7 +133,7 @@ def running_server(
                     raise ServerFailed(
                         f"the server ended with {server.process.returncode}\n{server.log_text()}"
                     )
-                if KILLED_AT_THE_END in server.log_text():
+                if CHILD_KILLED_AT_STOP in server.log_text():
                     # It loses nothing, for that is what a crash would do. But it is not as it should be.
                     warnings.warn(
                         f"processes of the server had to be killed\n{server.log_text()}", stacklevel=3

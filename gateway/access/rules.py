@@ -29,7 +29,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     #: Shows data of all boxes, so keys with prefixes are rejected.
     shows_all_boxes: bool = False
     #: The first parameter of the path is a name that must be within the key's prefixes.
-    names_path: bool = False
+    has_name_in_path: bool = False
     #: Fields of the body that name boxes; `*` means the keys of an object.
     names_body: tuple[str, ...] = ()
     #: Fields of the body (of the query for NDJSON) that need scopes beyond `scopes`.
@@ -42,7 +42,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, grant: Grant, name: str) -> None:
         """Raise `Forbidden` if the grant does not allow the route. `name` is the first path parameter."""
         grant.require(self.scopes)
-        if self.names_path:
+        if self.has_name_in_path:
             grant.require_name(name, "name")
         elif self.shows_all_boxes and grant.prefixes:
             raise Forbidden(
@@ -56,7 +56,7 @@ _ANY = Rule()
 
 
 def _box(scopes: int, **more: object) -> Rule:
-    return msgspec.structs.replace(Rule(scopes=scopes, names_path=True), **more)
+    return msgspec.structs.replace(Rule(scopes=scopes, has_name_in_path=True), **more)
 
 
 _ROUTER_ENDS = ("source", "dest")

@@ -56,7 +56,7 @@ class Slot:
         if self._end is not None:
             self._end()
 
-    def give(self) -> None:
+    def give_back(self) -> None:
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.remove(self)

@@ -55,7 +55,7 @@ class JobStreams:
         try:
             await stream.end()  # ends nothing yet: it makes the shard check the box and the query
         except BaseException:
-            slot.give()
+            slot.give_back()
             raise
         return sse.response(stream)
 
@@ -107,7 +107,7 @@ class _JobStream:
 
     def close(self) -> None:
         """Release the slot. `run` has ended the leases already."""
-        self._slot.give()
+        self._slot.give_back()
 
     async def end(self) -> None:
         await self._dispatch.to_owner(wire.OP_WORK_END, wire.RequestHead(self._box, self._query), b"")

@@ -102,9 +102,9 @@ def _describe_access(rule: Rule) -> str:
         return "Needs a key only if STREAMS_PROBE_AUTH is set."
     scope_names = " and ".join(words(rule.scopes)) or "any scope"
     more = [f"`{field}` also needs {' and '.join(words(scopes))}" for field, scopes in rule.scopes_body]
-    if rule.names_path or rule.names_body:
+    if rule.has_name_in_path or rule.names_body:
         places = ", ".join(
-            (*(["the path"] if rule.names_path else []), *(f"`{name}`" for name in rule.names_body))
+            (*(["the path"] if rule.has_name_in_path else []), *(f"`{name}`" for name in rule.names_body))
         )
         more.append(f"names in {places} must be within the key's prefixes")
     if rule.is_filtered:

@@ -81,7 +81,7 @@ class WebSockets:
             slot.on_revoked(connection.end)
             await connection.run()
         finally:
-            slot.give()
+            slot.give_back()
 
 
 class WebSocketEncoder:

@@ -73,7 +73,7 @@ class AuthorizedSession:
 
     def close(self) -> None:
         self._session.close()
-        self._slot.give()
+        self._slot.give_back()
 
     async def run(self, sink: Sink) -> None:
         stall: ClientStalled | None = None

@@ -58,7 +58,7 @@ from gateway.supervise.run_dir import RunDir
 from streams import logs
 from streams.config import (
     CHILD_CONFIG_VARIABLE,
-    KILLED_AT_THE_END,
+    CHILD_KILLED_AT_STOP,
     READY_FD_VARIABLE,
     SETTINGS,
     SHARDS_MAX,
@@ -349,7 +349,7 @@ class Supervisor:
                 nursery.cancel_scope.cancel()
         for child in children:
             if not child.has_ended.is_set():
-                log.warning(KILLED_AT_THE_END, child=child.name)
+                log.warning(CHILD_KILLED_AT_STOP, child=child.name)
                 child.signal(signal.SIGKILL)
         for child in children:
             await child.has_ended.wait()

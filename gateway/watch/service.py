@@ -203,7 +203,7 @@ class Watch:
             if cursor is not None:
                 await self._resume(session, cursor)
         except BaseException:
-            slot.give()
+            slot.give_back()
             raise
         stream = self.stream(session.merge, session.encoding, session.heartbeat_ms, owner=owner_of(key))
         body = self._open[wid] = SessionBody(self, stream, slot, session)
@@ -280,7 +280,7 @@ class PlainBody:
 
     def close(self) -> None:
         self._watch.forget(self.stream)
-        self._slot.give()
+        self._slot.give_back()
 
 
 class SessionBody(PlainBody):

@@ -9,8 +9,8 @@ child_args  arguments that a supervisor passes to its shards and gateways
 
 from streams.config.child_args import (
     CHILD_CONFIG_VARIABLE,
+    CHILD_KILLED_AT_STOP,
     COLD_STORE_FAILED,
-    KILLED_AT_THE_END,
     READY_FD_VARIABLE,
     ChildArgs,
 )
@@ -21,8 +21,8 @@ from streams.config.table import SETTINGS, SHARDS_MAX, Config
 
 __all__ = [
     "CHILD_CONFIG_VARIABLE",
+    "CHILD_KILLED_AT_STOP",
     "COLD_STORE_FAILED",
-    "KILLED_AT_THE_END",
     "READY_FD_VARIABLE",
     "SETTINGS",
     "SHARDS_MAX",

@@ -15,8 +15,8 @@ from streams.config.table import Config
 #: Variables with the prefix STREAMS_ that are not settings: they connect processes and tests of the server.
 CHILD_CONFIG_VARIABLE: Final = "STREAMS_CHILD_CONFIG"
 READY_FD_VARIABLE: Final = "STREAMS_READY_FD"
-#: Log event of a supervisor that had to kill a process when the server stopped.
-KILLED_AT_THE_END: Final = "killed: it did not end in time"
+#: Log event: the supervisor stopped the server and had to kill a child that did not end in time.
+CHILD_KILLED_AT_STOP: Final = "killed: it did not end in time"
 
 #: First words of a shard's error message when it cannot start without its cold store.
 COLD_STORE_FAILED: Final = "the cold store cannot be opened"

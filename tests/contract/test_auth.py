@@ -205,7 +205,7 @@ def test_the_rules_are_those_of_the_contract():
         else:
             assert (rule.scopes, rule.is_open, rule.is_probe) == (scopes, False, False), route
         if "{box}" in route or "{router}" in route:
-            assert rule.names_path, route
+            assert rule.has_name_in_path, route
 
 
 @pytest.mark.exhaustive
@@ -336,7 +336,7 @@ def test_what_a_body_asks_for_takes_its_own_scope(locked, box, route):
 # -- prefixes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", [route for route, rule in RULES.items() if rule.names_path])
+@pytest.mark.parametrize("route", [route for route, rule in RULES.items() if rule.has_name_in_path])
 def test_a_name_in_the_path_must_be_within_the_prefixes(locked, route):
     """§11"""
     for name in (OUT, "in", "In.x", "xin.x", "ou%74.x"):

@@ -27,8 +27,8 @@ def test_streams_are_limited_in_all_and_for_each_key() -> None:
         with pytest.raises(Throttled) as caught:
             slots.take(key)
         assert limit_of(caught) == "sse_connections"
-    held[0].give()
-    held[0].give()  # twice is once
+    held[0].give_back()
+    held[0].give_back()  # twice is once
     assert len(slots) == 2
     held[0] = slots.take(ONE)
     for slot in held:
