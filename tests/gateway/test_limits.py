@@ -32,7 +32,7 @@ def test_streams_are_limited_in_all_and_for_each_key() -> None:
     assert len(slots) == 2
     held[0] = slots.take(ONE)
     for slot in held:
-        slot.give()
+        slot.give_back()
     assert len(slots) == 0 and repr(slots) == "<StreamSlots 0 of 3>"
 
 
@@ -71,7 +71,7 @@ def test_s2_sessions_of_a_key_are_limited_by_its_share_and_other_streams_are_not
     held += [slots.take(key), slots.take(ONE, is_session=True), slots.take(None, is_session=True)]
     assert slots.sessions_by_key == {key.id: 2, ONE.id: 1}
     for slot in held:
-        slot.give()
+        slot.give_back()
     assert slots.sessions_of(key.id) == 0 and not slots.sessions_by_key
 
 
