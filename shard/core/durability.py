@@ -174,6 +174,13 @@ class Durability:
             return NOTHING if lsn <= self.durable_lsn else Wait(lsn, True)
         return NOTHING if stage is _AT_ONCE or lsn <= self.logged_lsn else Wait(lsn)
 
+    def is_over(self, wait: Wait) -> bool:
+        """Return True if a wait has reached its stage."""
+        if wait.until_uploaded:
+            assert self._store is not None, "STORE"
+            return wait.lsn <= self._store.position
+        return wait.lsn <= (self.durable_lsn if wait.until_durable else self.logged_lsn)
+
     def wait_for_config(self, lsn: int, *classes: str) -> Wait:
         """Return the wait of a reply that describes a box. `classes`: its durability before and after."""
         stages = {ReplyKind.BOX.by_class[each] for each in classes}

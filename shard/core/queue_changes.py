@@ -140,6 +140,9 @@ class OutputsDelivered(msgspec.Struct, frozen=True):
     dest: str
     position: int
     at_ms: int = 0
+    #: The number of copies of this queue that the other box has had by then, and its generation.
+    total: int = 0
+    dest_generation: int = 0
 
 
 class QueueFacts(msgspec.Struct, kw_only=True):
@@ -162,3 +165,5 @@ class OutputFacts(msgspec.Struct, kw_only=True):
     last_position: int
     #: (box, position that it has, batches after it as in `OutputsPlanned`).
     queues: list[tuple[str, int, list[bytes]]]
+    #: For each of `queues`: `total` and `dest_generation` of its last `OutputsDelivered`.
+    deliveries: Sequence[tuple[int, int]] = ()

@@ -8,7 +8,7 @@ for each pass of the event loop, so that commands get their turns in between.
 
 Two conditions stop the copies. While the log or the memory is close to its limit, they wait: clients come
 first. While the disk is nearly full, they go through the relay, so that one place refuses them
-(`disk_space.py`); there is no space to gain by being fast.
+(`disk_space.py`); there is no space to gain by being fast. Copies that have arrived are confirmed anyway.
 
 Bounds: one step is posted at a time, and one payload is fetched at a time.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from shard.core.machine import Machine
+from shard.core.outcome import Outcome
 from shard.engine.disk_space import DiskSpace
 from shard.engine.execution import Execution
 from shard.engine.fetcher import FetchedPayloads
@@ -63,7 +64,13 @@ class LocalCopier:
 
     def copy_early(self) -> bool:
         """Copy records of this turn before it is written. Return True if readers were served."""
-        return self._copies.is_due and self._may_copy() and self._step(is_early=True)
+        if not self._copies.is_due:
+            return False
+        if self._may_copy():
+            return self._step(is_early=True)
+        if self.is_on and self._copies.can_confirm:
+            return self._stage(self._copies.confirm(self._execution.now_ms()))
+        return False
 
     def post_next(self) -> None:
         """Post the next step if there is any left to do."""
@@ -87,7 +94,10 @@ class LocalCopier:
             self._end_turn()
 
     def _step(self, *, is_early: bool) -> bool:
-        outcome = self._copies.step(self._execution.now_ms(), is_early=is_early)
+        return self._stage(self._copies.step(self._execution.now_ms(), is_early=is_early))
+
+    def _stage(self, outcome: Outcome) -> bool:
+        """Log the changes of a step, and start its fetches. Return True if readers were served."""
         if outcome.changes:
             self._staging.log(outcome, sync=outcome.until_durable)
         for missing in outcome.needs:

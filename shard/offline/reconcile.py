@@ -392,7 +392,8 @@ class Reconciler:
             self._change(source, plan)
         elif origin_state.position < done_position:
             # The source has dropped records that never arrived here.
-            self._lose_moves(dest, origin, origin_state, done_position, source.generation)
+            assert line is not None
+            self._lose_moves(dest, origin_state, line)
 
     def _settle_outputs(self, dest: Box, origin: str) -> None:
         """Compare outputs of a queue with the position that their box has."""
@@ -404,13 +405,18 @@ class Reconciler:
             return
         outputs = None if source.outputs is None else source.outputs.queues.get(dest.name)
         if outputs is not None and origin_state.position < outputs.log_position.position:
-            self._lose_moves(dest, origin, origin_state, outputs.log_position.position, source.generation)
+            self._lose_moves(dest, origin_state, outputs)
         elif source.outputs is None or origin_state.position > source.outputs.last_position:
             # The box has outputs of acks that the source does not know: their positions are used.
-            position = origin_state.position
-            self._change(
-                source, changes.OutputsDelivered(source.generation, dest.name, position, self._now_ms)
+            delivery = changes.OutputsDelivered(
+                source.generation,
+                dest.name,
+                origin_state.position,
+                self._now_ms,
+                origin_state.total,
+                dest.generation,
             )
+            self._change(source, delivery)
 
     def _settle_unknown_line(self, source: Box, line: PlannedOutbox) -> None:
         """Report moves and outputs as lost if the destination does not know the line and the source has
@@ -419,15 +425,23 @@ class Reconciler:
         if source.is_memory or not line.log_position.position or dest is None or dest.is_memory:
             return
         if line.origin not in dest.origins:
-            origin_state = Origin(source.generation, 0)
-            self._lose_moves(dest, line.origin, origin_state, line.log_position.position, source.generation)
+            self._lose_moves(dest, Origin(source.generation, 0), line)
 
-    def _lose_moves(self, dest: Box, origin: str, origin_state: Origin, position: int, life: int) -> None:
+    def _lose_moves(self, dest: Box, origin_state: Origin, line: PlannedOutbox) -> None:
+        """Report what the source has dropped and the destination does not have, if there is any."""
+        count = line.lost_count(origin_state, dest.generation)
+        if not count:
+            return
         move = changes.OriginMoved(
-            dest.generation, origin, life, position, origin_state.lost_count, pinned=origin_state.is_pinned
+            dest.generation,
+            line.origin,
+            line.generation,
+            line.log_position.position,
+            origin_state.lost_count,
+            pinned=origin_state.is_pinned,
         )
         self._change(dest, move)
-        self._report_missing(dest, position - origin_state.position)
+        self._report_missing(dest, count)
 
     def _arrived_jobs(self, source: Box, dest: Box, count: int) -> list[int]:
         """Return jobs of a queue that are the newest `count` letters in `dest`, and are still jobs."""

@@ -392,4 +392,4 @@ def rebase(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
 
 def needs_reconciling(facts: BoxFacts) -> bool:
     """Return True if a box refers to another one, or a registry refers to it."""
-    return bool(facts.origins or facts.outboxes or facts.moves or facts.stream)
+    return bool(facts.origins or facts.outboxes or facts.moves or facts.outputs or facts.stream)

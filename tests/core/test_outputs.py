@@ -256,6 +256,30 @@ def test_outputs_inside_one_shard(source: QueueDriver) -> None:
     assert copies(again, "done") == ["a"] and again.totals() == (1, 0, 0)
 
 
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_an_output_is_pending_until_readers_see_it(source: QueueDriver, durability: str) -> None:
+    """In its box on the same shard, too: a state of the queue and one of the box never both miss it."""
+
+    def counts() -> tuple[int, int]:
+        boxes = [source.do(commands.GetState(box, False)).reply for box in ("done", "b")]
+        assert isinstance(boxes[0], commands.BoxState) and isinstance(boxes[1], commands.BoxState)
+        return boxes[0].count, boxes[1].queue.outputs_pending  # type: ignore[union-attr]
+
+    source.put("done", durability=durability)
+    source.append(*range(20))
+    source.claim(max=20)
+    source.sync()
+    for seq in range(1, 20):
+        source.do(source.outputs_of(seq, key=f"k{seq}", done=[seq]))
+        for progress in (source.logged, source.sync) * 3:
+            assert sum(counts()) >= seq
+            source.copy_locally(is_early=True)
+            assert sum(counts()) >= seq
+            progress()
+        assert counts() == (seq, 0)
+    assert copies(source, "done") == list(range(1, 20))
+
+
 def test_job_fields_of_outputs(source: QueueDriver, dest: Driver) -> None:
     """Unlike copies of a router, outputs are new jobs: they keep their time."""
     queue = QueueDriver()

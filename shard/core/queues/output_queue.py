@@ -19,12 +19,14 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
+from itertools import repeat
 from typing import NamedTuple
 
 from shard.core import changes
 from shard.core.queues.planned_outbox import PlannedOutbox
-from shard.core.routers.outbox import BATCH_BYTES_MAX, Load
-from streams.protocol.messages.forwards import ForwardHead
+from shard.core.routers.copy_sources import Origin
+from shard.core.routers.outbox import BATCH_BYTES_MAX, InFlight, Load
+from streams.protocol.messages.forwards import ForwardHead, ForwardReply
 from streams.protocol.model.job_fields import JobFields, join
 from streams.protocol.model.records import Batch
 
@@ -49,10 +51,19 @@ def source_of_outputs(origin: str) -> OutputSource | None:
     return OutputSource(box, int(generation))
 
 
+class Delivered(NamedTuple):
+    """The number of copies that a box has had from an output queue, and the generation of the box."""
+
+    total: int
+    dest_generation: int
+
+
 class OutputQueue(PlannedOutbox):
     """The outputs of one queue for one box."""
 
-    __slots__ = ("batches", "pending_bytes", "pending_count")
+    __slots__ = ("_confirmed", "batches", "delivered", "pending_bytes", "pending_count")
+
+    confirms_visible_copies = True
 
     def __init__(self, *, source: str, generation: int, dest: str, position: int) -> None:
         super().__init__(
@@ -64,6 +75,10 @@ class OutputQueue(PlannedOutbox):
         )
         #: Logged: batches that the destination does not have, or not all of.
         self.batches: deque[Batch] = deque()
+        #: Logged: how much the destination had when it confirmed `log_position`.
+        self.delivered = Delivered(0, 0)
+        #: Volatile: how much it had at its last reply.
+        self._confirmed = self.delivered
         #: Derived: records that the destination does not have, and the memory that the batches take.
         self.pending_count = 0
         self.pending_bytes = 0
@@ -115,7 +130,19 @@ class OutputQueue(PlannedOutbox):
         upto = min(self.position, self.last_position)
         if upto <= self.log_position.position:
             return None
-        return changes.OutputsDelivered(generation, self.dest, upto, now_ms)
+        return changes.OutputsDelivered(generation, self.dest, upto, now_ms, *self._confirmed)
+
+    def on_reply(self, batch: InFlight, answer: ForwardReply) -> None:
+        self._confirmed = Delivered(answer.total, answer.generation)
+        super().on_reply(batch, answer)
+
+    def lost_count(self, origin: Origin, dest_generation: int) -> int:
+        """Positions do not tell: those between may be of other boxes. A destination that was created after
+        its last reply has lost nothing."""
+        total, known_generation = self.delivered
+        if origin.position >= self.log_position.position or dest_generation > known_generation:
+            return 0
+        return max(0, total - (origin.total if dest_generation == known_generation else 0))
 
     # -- applying
 
@@ -125,8 +152,9 @@ class OutputQueue(PlannedOutbox):
         self.pending_bytes += batch.bytes_in_memory
         self.last_position = batch.last_seq
 
-    def apply_delivery(self, position: int) -> None:
+    def apply_delivery(self, position: int, delivered: Delivered) -> None:
         """Drop the outputs up to `position`, which the destination has."""
+        self.delivered = delivered
         before = self.pending_count
         while self.batches and self.batches[0].last_seq <= position:
             batch = self.batches.popleft()
@@ -192,10 +220,10 @@ class Outputs:
         self.last_position = batch.last_seq
         return queue
 
-    def apply_delivery(self, dest: str, position: int) -> None:
+    def apply_delivery(self, dest: str, position: int, delivered: Delivered) -> None:
         queue = self.queues.get(dest) or self._add(dest, 0)
         self.pending_bytes -= queue.pending_bytes
-        queue.apply_delivery(position)
+        queue.apply_delivery(position, delivered)
         self.pending_bytes += queue.pending_bytes
         self.last_position = max(self.last_position, position)
 
@@ -230,6 +258,7 @@ class Outputs:
                 )
                 for queue in self.queues.values()
             ],
+            deliveries=[queue.delivered for queue in self.queues.values()],
         )
 
     @classmethod
@@ -237,8 +266,11 @@ class Outputs:
         if facts is None:
             return None
         outputs = cls(source, generation)
-        for dest, position, batches in facts.queues:
+        for (dest, position, batches), delivered in zip(
+            facts.queues, facts.deliveries or repeat((0, 0)), strict=False
+        ):
             queue = outputs._add(dest, position)
+            queue.delivered = Delivered(*delivered)
             for content in batches:
                 queue.apply_plan(Batch.from_bytes(memoryview(content)))
                 queue.pending_count -= max(0, position + 1 - queue.batches[-1].first_seq)

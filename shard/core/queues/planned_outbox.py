@@ -10,6 +10,7 @@ has arrived, so the position of the destination is logged each time.
 
 from __future__ import annotations
 
+from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Load, Outbox
 from streams.protocol.messages.forwards import ForwardHead
 
@@ -36,6 +37,11 @@ class PlannedOutbox(Outbox):
 
     def unseen_count(self, upto: int = 0) -> int:
         return max(0, self.sendable_position - self.seen_from)
+
+    def lost_count(self, origin: Origin, dest_generation: int) -> int:
+        """Return the number of records that were dropped here, and that a restored destination does not have.
+        `origin` is what it knows of this outbox."""
+        return max(0, self.log_position.position - origin.position)
 
     def head_of(self, load: Load, after: int, *, hops: int, create: bool) -> ForwardHead:
         """Return the head of a copy batch. The first one creates the origin at the destination."""

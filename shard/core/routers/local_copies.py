@@ -10,7 +10,8 @@ simpler, because source and destination share one log:
 
 - A destination confirms at once. The position of the outbox is logged after the copies, so no crash keeps the
   position and loses the copies. Only the object store may get the chains of two boxes in another order: a
-  copy into an object box is confirmed when it is stored.
+  copy into an object box is confirmed when it is stored. Outputs of acks are confirmed when readers see them,
+  because they count as pending until then.
 - A copy may be logged in the same group as its record, before readers see the record, if no reader can see
   the copy first. `Durability.copyable_seq` decides that.
 
@@ -20,8 +21,8 @@ outboxes with few records each. Everything else follows after the replies.
 
 Bounds: a step copies STEP_BATCHES_MAX batches and about STEP_BYTES_MAX bytes, and examines STEP_EXAMINE_MAX
 records (the last batch may exceed the latter two). An early step takes EARLY_BATCHES_MAX outboxes that have
-at most EARLY_RECORDS_MAX records each. One payload is fetched at a time. Unconfirmed copies into object boxes
-are in flight, which `outbox.py` bounds.
+at most EARLY_RECORDS_MAX records each. One payload is fetched at a time. Unconfirmed copies are in flight,
+which `outbox.py` bounds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections import deque
 
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.context import Context
-from shard.core.durability import NOTHING, ReplyKind
+from shard.core.durability import NOTHING, ReplyKind, Wait
 from shard.core.outcome import LogEntries, Outcome
 from shard.core.queues.move_queue import MoveQueue
 from shard.core.routers.forwarding import Forwarding
@@ -54,8 +55,9 @@ class LocalCopies:
         self._outboxes = forwarding.outboxes
         #: Outboxes whose payload is not in memory. The engine fetches that of the first one.
         self._without_payload: list[Outbox] = []
-        #: Copies into object boxes: the lsn that must be stored, and the report for the outbox.
-        self._waiting_reports: deque[tuple[int, ReportDelivery]] = deque()
+        #: Reports for outboxes, about copies into object boxes and about outputs, in the order of their lsns.
+        self._until_stored: deque[tuple[Wait, ReportDelivery]] = deque()
+        self._until_visible: deque[tuple[Wait, ReportDelivery]] = deque()
 
     def __repr__(self) -> str:
         return f"<LocalCopies {len(self._outboxes.local)} outboxes wait>"
@@ -63,9 +65,14 @@ class LocalCopies:
     @property
     def is_due(self) -> bool:
         """True if a step has anything to do."""
-        reports = self._waiting_reports
-        return bool(self._outboxes.local) or (
-            bool(reports) and reports[0][0] <= self._context.uploading.position
+        return bool(self._outboxes.local) or self.can_confirm
+
+    @property
+    def can_confirm(self) -> bool:
+        """True if copies have arrived whose outboxes do not know it."""
+        is_over = self._context.durability.is_over
+        return any(
+            waiting and is_over(waiting[0][0]) for waiting in (self._until_stored, self._until_visible)
         )
 
     def step(self, now_ms: int, *, is_early: bool) -> Outcome:
@@ -73,7 +80,7 @@ class LocalCopies:
         entries: LogEntries = []
         wakes: dict[str, None] = {}
         needs: tuple[NotLoaded, ...] = ()
-        self._confirm_stored(now_ms, entries, wakes)
+        self._confirm(now_ms, entries, wakes)
         queue, large_outboxes = self._outboxes.local, list[Outbox]()
         batches_left = EARLY_BATCHES_MAX if is_early else STEP_BATCHES_MAX
         bytes_left, examine_left = STEP_BYTES_MAX, STEP_EXAMINE_MAX
@@ -97,6 +104,13 @@ class LocalCopies:
             examine_left -= max(0, outbox.seen_from - seen_from)
         queue.extendleft(reversed(large_outboxes))
         return Outcome(entries, None, 0, needs_sync, tuple(wakes), 0, needs)
+
+    def confirm(self, now_ms: int) -> Outcome:
+        """Confirm the copies that have arrived, and copy nothing."""
+        entries: LogEntries = []
+        wakes: dict[str, None] = {}
+        self._confirm(now_ms, entries, wakes)
+        return Outcome(entries, None, wakes=tuple(wakes))
 
     def resume(self, error: StreamsError | None, now_ms: int) -> None:
         """Try outboxes again whose payload was not in memory: the first one has it, or an error."""
@@ -152,21 +166,22 @@ class LocalCopies:
         report = ReportDelivery(outboxes.start_lsn, number, receipt.reply)
         wakes.update(dict.fromkeys(receipt.wakes))
         wait = NOTHING
-        if receipt.box.is_object:
-            wait = context.durability.wait_for(ReplyKind.COPY, receipt.box, receipt.box.last_lsn)
+        if receipt.box.is_object or outbox.confirms_visible_copies:
+            wait = context.durability.wait_for(ReplyKind.RECORDS, receipt.box, receipt.box.last_lsn)
         if wait.lsn:
-            self._waiting_reports.append((wait.lsn, report))
+            (self._until_stored if wait.until_uploaded else self._until_visible).append((wait, report))
         else:
             self._settle(report, now_ms, entries, wakes)
         return receipt.until_durable
 
-    def _confirm_stored(self, now_ms: int, entries: LogEntries, wakes: dict[str, None]) -> None:
-        """Confirm the copies into object boxes that are in the store now."""
-        reports = self._waiting_reports
-        while reports and reports[0][0] <= self._context.uploading.position:
-            outbox = self._settle(reports.popleft()[1], now_ms, entries, wakes)
-            if outbox is not None:
-                self._outboxes.note((outbox,))
+    def _confirm(self, now_ms: int, entries: LogEntries, wakes: dict[str, None]) -> None:
+        """Confirm the copies into object boxes that are in the store, and the outputs that are visible."""
+        is_over = self._context.durability.is_over
+        for waiting in (self._until_stored, self._until_visible):
+            while waiting and is_over(waiting[0][0]):
+                outbox = self._settle(waiting.popleft()[1], now_ms, entries, wakes)
+                if outbox is not None and self._outboxes.note((outbox,)):
+                    wakes[RELAY] = None
 
     def _settle(
         self, report: ReportDelivery, now_ms: int, entries: LogEntries, wakes: dict[str, None]

@@ -22,6 +22,8 @@ log = logging.getLogger("streams.worker")
 
 #: How long one claim waits for a job, and so how long `stop` takes when there is none.
 _WAIT_MS = 2_000
+#: The same at the end of a drain, while outputs are on their way.
+_OUTPUTS_WAIT_MS = 100
 #: Leases are extended so often within their length: two may fail and the third still comes in time.
 _EXTENSIONS_PER_LEASE = 4
 _LAST_PAUSE_S = 0.05
@@ -81,8 +83,9 @@ class AsyncWorker:
         self._slot_bell.ring()
 
     async def run(self, *, drain: bool = False) -> None:
-        """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
-        Jobs that are delayed are not waited for. A worker runs once."""
+        """Works until `stop`, or with `drain` until no job is ready, none is at work, here or elsewhere, and
+        all outputs of acks are in their boxes. Jobs that are delayed are not waited for. A worker runs once.
+        """
         if self._end_flag.is_set():
             raise Closed("this worker has ended; create another one with queue.worker(...)")
         config = await self._queue.config()
@@ -120,14 +123,19 @@ class AsyncWorker:
             if drain and not jobs:
                 if self._jobs:
                     await self._slot_bell.wait()
-                elif await self._is_drained():
-                    return
-                else:  # others are at work; what they give back is ours
-                    wait_ms = _WAIT_MS
+                else:
+                    wait_ms = await self._find_drain_wait()
+                    if not wait_ms:
+                        return
 
-    async def _is_drained(self) -> bool:
+    async def _find_drain_wait(self) -> int:
+        """Return how long the next claim waits for what others give back; 0 if the queue is drained."""
         state = await self._queue.client.get(self._queue.path, BoxState, {"touch": "false"}, retry=FOREVER)
-        return state.queue is None or state.queue.ready + state.queue.in_flight == 0
+        queue = state.queue
+        if queue is not None and queue.ready + queue.in_flight:
+            return _WAIT_MS
+        # Outputs may be new jobs of this queue.
+        return _OUTPUTS_WAIT_MS if queue is not None and queue.outputs_pending else 0
 
     async def _work(self, job: Job) -> None:
         try:
