@@ -4,10 +4,10 @@ A feature is built with the context and registers its handlers and appliers with
 Features share public methods of the context, and of the features that it names. `machine.py` builds them.
 
     require, find_box            a box by its name, or the error that says that it does not exist
-    log, stage                   apply a change and note it for the log; `stage` leaves out memory boxes
-    append_batch                 the way of records into a box for append, copy and stream; a commit of a
-                                 transaction has its own (`transactions/commit_handlers.py`)
-    answer, answer_absent, …     replies that go when `durability.py` allows it
+    log, stage                   apply a change and note it for the log; `stage` does not log memory boxes
+    append_batch                 stores records of appends, copies and streams in a box; commits of
+                                 transactions do it in `transactions/commit_handlers.py`
+    answer, answer_absent, …     replies that are sent when `durability.py` allows it
     arm_timer                    has `tick` look at a box when time changes something in it
     require_room, plan_box       limits of the shard and of keys
 """
@@ -39,19 +39,19 @@ from streams.protocol.messages.s2 import AppendStream
 from streams.protocol.model.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.telemetry.reports import TallyReport
 
-#: A disk box that has not been written to for this long gives back the seqs it has reserved, so that a power
-#: cut does not make it report a loss that cannot have happened.
+#: A disk box without writes for this long returns its reserved seqs, so that after a power cut it does not
+#: report a loss that cannot have happened.
 RESERVATION_IDLE_MS = 5_000
 
-#: Changes of the system clock below this arm no timers again.
+#: Changes of the system clock below this do not rearm timers.
 _AHEAD_MS_NOISE = 5
 
-#: More than there can be shards. With it a generation stays below 2**53 until the year 2248.
+#: More than the maximum number of shards. With this value, generations stay below 2**53 until the year 2248.
 GENERATIONS_PER_MS = 1024
 
 
 def placeholder(change: changes.BoxCreated) -> Box:
-    """The box that a write would make, to check the write against."""
+    """Return the box that a write would create, so that the write can be checked against it."""
     return Box(
         name=change.name,
         generation=change.generation,
@@ -72,7 +72,7 @@ AnyBoxChange = TypeVar("AnyBoxChange", bound=BoxChange)
 
 
 class Context(Kernel):
-    #: Features that others call, by what they call (`features.py`).
+    #: Features that other features call. `features.py` has the interface of each.
     box_appliers: features.BoxChanges
     jobs: features.JobRestating
     moves: features.RecordMoving
@@ -99,30 +99,32 @@ class Context(Kernel):
         self.quota = Quota(bytes_max) if bytes_max else None
         #: Stored boxes with batches that are not sealed.
         self.unsealed_boxes = UnsealedBoxes()
-        #: Those of them that have as much as a segment should.
+        #: Boxes of `unsealed_boxes` with enough records or bytes for a segment.
         self.due: dict[int, Box] = {}
         self.due_records, self.due_bytes = due_records, due_bytes
         #: Boxes with new segments or new dead records: candidates for compaction.
         self.boxes_with_dead_records: dict[int, Box] = {}
         #: Boxes with a new segment: one of their segments may be due for the cold store.
         self.movable: dict[int, Box] = {}
-        #: Boxes with `compact: "tag"` that were written to since they were last looked at.
+        #: Boxes with `compact: "tag"` that were written to since they were last checked.
         self.compactable: dict[int, Box] = {}
-        #: Names of deleted boxes that said `auto_create: false`, oldest first.
+        #: Names of deleted boxes with `auto_create: false`, oldest first.
         self.not_recreated: dict[str, None] = {}
         #: The system clock minus the time of the shard, as last observed (`engine/timekeeper.py`).
         self.wall_ahead_ms = 0
         #: Counters since start. Metrics only: no decision depends on them.
         self.tally = TallyReport()
-        #: Records appended a second by box: shown, and used to sort lists.
+        #: Records appended per second and box, for reports and to sort lists.
         self.box_rates = BoxRates()
-        #: Idempotency keys that are remembered.
+        #: Number of stored idempotency keys.
         self.keys_kept = 0
         self.key_expiry = KeyExpiry()
-        #: Queues with jobs that wait for the system clock, and the difference that their timers are for.
+        #: Queues with jobs that wait for the system clock, and the `wall_ahead_ms` for which their timers are
+        #: set.
         self._scheduled_boxes: dict[int, Box] = {}
         self._timers_ahead_ms = 0
-        # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
+        # (time, generation) of the next tick that a box needs. `_deadline_of` tells which entries are
+        # current.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
 
@@ -132,7 +134,8 @@ class Context(Kernel):
         apply: Callable[[AnyBoxChange, int], None],
         validate: Callable[[AnyBoxChange, Box], None] | None = None,
     ) -> None:
-        """Registers the applier of a change of a box, which must be there, and what else it rests on."""
+        """Register the applier of a change of a box. The box must exist; `validate` checks further
+        conditions."""
         generations = self.generations
 
         def validate_box(change: AnyBoxChange) -> None:
@@ -145,7 +148,7 @@ class Context(Kernel):
         self.on_change(kind, apply, validate_box)
 
     def stage(self, change: Change, box: Box, entries: LogEntries) -> int:
-        """Applies a change of `box` and notes it for the log, unless the box lives in memory alone."""
+        """Apply a change of `box`, and note it for the log unless it is a memory box."""
         if box.is_memory:
             self.apply(change, 0)
             return 0
@@ -178,13 +181,13 @@ class Context(Kernel):
         return now_ms + self.wall_ahead_ms
 
     def idle_ms(self, box: Box) -> int | None:
-        """When a disk box may give back what it has reserved."""
+        """Return when a disk box may return its reserved seqs; None if it has none."""
         if not box.is_disk or box.reserved_seq <= box.log.head_seq:
             return None
         return box.last_append_ms + RESERVATION_IDLE_MS
 
     def arm_timer(self, box: Box) -> None:
-        """Arms the timer for the next tick that this box needs."""
+        """Arm the timer for the next tick that this box needs."""
         due_ms = self._job_due_ms(box.queue, box) if box.queue is not None else None
         if box.stream is not None:
             due_ms = box.stream.due_ms()
@@ -195,7 +198,8 @@ class Context(Kernel):
         self.arm_timer_at(box, min(times))
 
     def arm_job_timer(self, box: Box, queue: Queue) -> None:
-        """Arm the timer for the end of the next lease or delay: all that a claim can bring nearer."""
+        """Arm the timer for the end of the next lease or delay. A claim changes no other deadline of a
+        box."""
         due_ms = self._job_due_ms(queue, box)
         if due_ms is not None:
             self.arm_timer_at(box, due_ms)
@@ -234,19 +238,19 @@ class Context(Kernel):
         return None
 
     def answer(self, box: Box, reply: Reply | StreamsError, entries: LogEntries, lsn: int) -> Outcome:
-        """A reply that rests on records of this box, up to the change `lsn`."""
+        """Return a reply that depends on records of this box, up to the change `lsn`."""
         return reply_after(self.durability.wait_for(ReplyKind.RECORDS, box, lsn), entries, reply)
 
     def when_registered(self, reply: Reply | StreamsError, lsn: int, entries: LogEntries) -> Outcome:
-        """A reply about a register (of routers, basins, access tokens), whose last change is `lsn`."""
+        """Return a reply about a registry (of routers, basins, access tokens), whose last change is `lsn`."""
         return reply_after(self.durability.wait_for_register(lsn), entries, reply)
 
     def nothing_yet(self, entries: LogEntries, not_before_ms: int = 0) -> Outcome:
-        """Nothing to answer yet."""
+        """Return an outcome without a reply: the command waits."""
         return Outcome(entries, None, not_before_ms=not_before_ms)
 
     def refuse(self, command: Command, error: StreamsError, entries: LogEntries) -> Outcome:
-        """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
+        """Return a refusal. It waits until the box's last change, or its deletion, cannot be lost."""
         box = self.boxes.get(getattr(command, "box", ""))
         if box is not None:
             return self.answer(box, error, entries, box.last_lsn)
@@ -257,8 +261,8 @@ class Context(Kernel):
         return reply_after(self.durability.wait_for_absence(name), entries, reply)
 
     def require_room(self, account: str, size: int, now_ms: int, *, counts: bool = True) -> None:
-        """Raises `Throttled` when `size` bytes more of live records would be too many, for the shard or for
-        the key. They count from now on, unless the caller only asks."""
+        """Raise `Throttled` if `size` more bytes of live records exceed the limit of the shard or of the key.
+        With `counts` they are counted from now on; without it this is only a check."""
         if account:
             self.usage.require(account, "stored_bytes", size)
         if self.quota is not None:
@@ -269,7 +273,7 @@ class Context(Kernel):
             self.usage.recount(generation)
 
     def plan_generation(self, now_ms: int) -> int:
-        """The number of a box that is about to be made, if there is room for one."""
+        """Return the generation of a new box. Raises `Throttled` if the shard has too many boxes."""
         if self.boxes_max and len(self.boxes) >= self.boxes_max:
             raise Throttled(
                 f"this shard has {len(self.boxes)} boxes, which is its limit; delete some or raise it",
@@ -295,8 +299,9 @@ class Context(Kernel):
         )
 
     def next_generation(self, now_ms: int) -> int:
-        """A number that no box of any shard has had: shards count in different residues of one modulus, and
-        take what moved to them into account."""
+        """Return a generation that no box of any shard has had. Modulo `GENERATIONS_PER_MS` it is the number
+        of the shard, and it is higher than those of all boxes here, including boxes that moved from other
+        shards."""
         after = self.last_generation + 1
         after += (self.shard - after) % GENERATIONS_PER_MS
         return max(now_ms * GENERATIONS_PER_MS + self.shard, after)
@@ -324,12 +329,12 @@ class Context(Kernel):
     ) -> Outcome:
         batch = change.batch
         last_seq = batch.last_seq
-        if box.log.tail.has_unrendered and box.is_object:  # the store gets changes in order
+        if box.log.tail.has_unrendered and box.is_object:  # the object store must get changes in order
             raise NotRendered(box.generation)
         reserves = self.reserve(box, last_seq, entries)
         lsn = self.stage(change, box, entries)
         if reserves:
-            self.arm_timer(box)  # a tick gives back what it will not have used
+            self.arm_timer(box)  # for the tick that returns unused seqs
         reply = commands.AppendResult(
             box.name, batch.first_seq, last_seq, last_seq, is_new_box, False, command.return_seqs
         )
@@ -345,12 +350,12 @@ class Context(Kernel):
 
     @staticmethod
     def ceiling_above(seq: int) -> int:
-        """Up to where a disk box reserves seqs that has used them up to `seq`."""
+        """Return the last seq that a disk box reserves when it has used seqs up to `seq`."""
         return seq + RESERVE_SEQS
 
     def reserve(self, box: Box, last_seq: int, entries: LogEntries) -> bool:
-        """Reserves seqs of a disk box if a write up to `last_seq` asks for it. Ahead of the write, so that
-        wherever the write is found after a crash, its ceiling is too."""
+        """Reserve seqs of a disk box if a write up to `last_seq` needs it. The reservation is logged before
+        the write: if recovery finds the write, it also finds the reservation."""
         if last_seq + RESERVE_SEQS // 2 <= box.reserved_seq or not box.is_disk:
             return False
         self.log(changes.SeqsReserved(box.generation, self.ceiling_above(last_seq)), entries)
@@ -360,7 +365,7 @@ class Context(Kernel):
         return self.forwarding.note(box)
 
     def next_due_box(self, now_ms: int) -> Box | None:
-        """Takes the next box whose timer has run out; None if there is none."""
+        """Remove and return the next box whose timer has expired; None if there is none."""
         self.follow_system_clock()
         when = self.next_box_ms()
         if when is None or when > now_ms:
@@ -373,7 +378,7 @@ class Context(Kernel):
         self._deadline_of.pop(generation, None)
 
     def check_timers(self) -> None:
-        """Asserts TIMERS: each box with a timer exists, and its entry is in the heap. For tests."""
+        """Assert TIMERS: each box with a timer exists, and its entry is in the heap. For tests."""
         assert self._deadline_of.keys() <= self.generations.keys(), "TIMERS"
         entries = set(self._deadlines)
         assert all((when, each) in entries for each, when in self._deadline_of.items()), "TIMERS"

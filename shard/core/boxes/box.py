@@ -1,7 +1,7 @@
 """One box's policy over its log: caps, TTL, timestamps, idempotency, the fence, own-node filtering, reads.
 
-A box decides (what a write would become, what a read shows) and applies (facts from the log). Methods that
-decide change nothing, methods named after a change decide nothing. A box knows no other box.
+Methods that decide (`plan_…`, `read`, `check_…`) compute what a write would become or what a read shows, and
+change nothing. Methods that apply a change (`apply_…`) decide nothing. A box knows no other box.
 
 Invariants
 - KEYS: an idempotency key inside its window points at the seqs it was first answered with.
@@ -45,12 +45,12 @@ from streams.protocol.model.matches import Match
 from streams.protocol.model.records import render, resolve_times
 from streams.protocol.payloads.scans import RunWriter, ScanPageHead, ScanReply
 
-#: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
-#: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.
+#: Seqs that a disk box reserves at a time. At a million records per second, a new reservation is logged about
+#: every 65 ms. The sync interval is 50 ms, so a reservation is durable before it is needed.
 RESERVE_SEQS = 131_072
 
-#: Lapsed idempotency keys that one append drops. It adds one at most, so this keeps up with any load; what a
-#: pause has left is dropped by ticks (`key_expiry.py`).
+#: How many expired idempotency keys one append drops. It adds at most one, so expired keys cannot pile up.
+#: While there are no appends, ticks drop them (`key_expiry.py`).
 APPEND_KEYS_MAX = 64
 
 
@@ -96,17 +96,17 @@ class Box:
         self.config = _intern_config(config)
         self.created_ms = created_ms
         self.log = BoxLog()
-        #: Of the unsealed batches; those of a segment are in its file.
+        #: Tags of the unsealed batches; the tags of a segment are in its file.
         self.tags = Tags()
-        #: The greatest number that a segment of this box was given.
+        #: The highest serial number of a segment of this box.
         self.last_serial = 0
         self.queue = Queue(self.log, config) if config.type == "queue" else None
         self.groups = Groups()
         #: The additional state of a box that is a stream.
         self.stream: StreamState | None = None
-        #: Records that move to other boxes, by where they go and whether they are dead letters.
+        #: Records that move to other boxes, by destination box and by whether they are dead letters.
         self.moves: dict[tuple[str, bool], MoveQueue] = {}
-        #: Of a queue whose jobs were ever acked with outputs.
+        #: None until a job of this queue is acked with outputs.
         self.outputs: Outputs | None = None
         self.schedules: dict[str, Schedule] = NO_SCHEDULES
         self.fencing_token = ""
@@ -115,12 +115,12 @@ class Box:
         #: Where copies come from, and where they go (`routers/`).
         self.origins: dict[str, Origin] = {}
         self.outboxes: dict[str, Outbox] = {}
-        # Where this box stands in the log of the shard; not facts of their own.
+        # Times and lsns of the last changes of this box.
         self.last_append_ms = created_ms
-        #: Since when the box has had no live record; 0 while it has some.
+        #: The time when the box became empty; 0 while it has live records.
         self.emptied_ms = created_ms
         self.last_lsn = 0
-        #: The last change that every read of the box shows: of a floor, the config, the fence.
+        #: The lsn of the last change that affects every read of the box: of a floor, the config or the fence.
         self.floor_lsn = 0
         self.config_lsn = 0
         self.volatile = Volatile(created_ms)
@@ -153,7 +153,7 @@ class Box:
         return entry
 
     def key_lapse_ms(self) -> int | None:
-        """When the oldest idempotency key lapses, if there is one."""
+        """Return when the oldest idempotency key expires; None if there is no key."""
         oldest = self.keys.oldest()
         return None if oldest is None else oldest.at_ms + self.config.idempotency_window_ms + 1
 
@@ -176,7 +176,7 @@ class Box:
             )
 
     def plan_append(self, command: Append, now_ms: int, wall_ms: int) -> changes.BatchAppended:
-        """The change that this write would be. Expired records have been evicted already."""
+        """Return the change that this write would log. The caller has evicted expired records."""
         config, log = self.config, self.log
         times = resolve_times(
             command.columns.times,
@@ -252,11 +252,11 @@ class Box:
         )
 
     def floor_for_caps(self) -> int:
-        """Where the caps put the floor for what is stored now; 0 when it fits."""
+        """Return the seq below which records exceed the caps; 0 if all stored records fit."""
         return self.log.floor_for_caps(self.config.cap_records, self.config.cap_bytes)
 
     def expiry_ms(self) -> int | None:
-        """When the oldest live record expires, if ever; or sooner, when its time is not in memory."""
+        """Return when the oldest live record expires (earlier if its `$ts` is not in memory), or None."""
         oldest = self.log.oldest
         if not self.config.ttl_ms or oldest is None:
             return None
@@ -267,7 +267,7 @@ class Box:
         return ts + self.config.ttl_ms + 1
 
     def floor_for_ttl(self, now_ms: int, wall_ahead_ms: int = 0) -> int:
-        """The seq below which everything has expired; 0 when nothing has."""
+        """Return the seq below which all records have expired; 0 if none has."""
         expiry = self.expiry_ms()
         if expiry is None or expiry > now_ms:
             return 0
@@ -277,7 +277,7 @@ class Box:
         return floor if floor > self.log.earliest_seq else 0
 
     def gone_ms(self) -> int | None:
-        """When this box is deleted for having been empty, or because its stream is being deleted, if ever."""
+        """Return when to delete this box because it is empty or its stream is being deleted, or None."""
         if self.stream is not None and self.stream.gone_ms is not None:
             return self.stream.gone_ms
         has_outputs = self.outputs is not None and self.outputs.pending_bytes > 0
@@ -286,19 +286,19 @@ class Box:
         return self.emptied_ms + self.config.delete_on_empty_ms
 
     def plan_trim(self, before_seq: int, now_ms: int) -> changes.RecordsDeleted:
-        """The deletion of everything below `before_seq`."""
+        """Return the change that deletes all records below `before_seq`."""
         top = min(before_seq, self.log.head_seq + 1)
         return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
 
     def begin_deletion(self, command: object, match: Match, before_seq: int | None = None) -> Deletion:
-        """The search of this command by tag, as far as it is; nobody else searches by tag here meanwhile."""
+        """Return the progress of this delete by tag. Ends any other one: a box runs one at a time."""
         if self.volatile.deletion is None or self.volatile.deletion.command is not command:
             self.end_deletion()
             self.volatile.deletion = Deletion(command, match, self.log.head_seq, before_seq)
         return self.volatile.deletion
 
     def new_line(self, dest: str, *, is_dead: bool, position: int = 0) -> MoveQueue:
-        """A line of moves to another box, which it has none to yet."""
+        """Create and store the queue of moves to another box; there must be none yet."""
         line = self.moves[dest, is_dead] = MoveQueue(
             source=self.name,
             generation=self.generation,
@@ -310,12 +310,12 @@ class Box:
         return line
 
     def end_deletion(self) -> None:
-        """Drops what was found for a deletion by tag, which is done or given up."""
+        """Drop the progress of a delete by tag that is finished or was given up."""
         self.volatile.deletion = None
         self.volatile.tag_lookups.clear()
 
     def plan_deletes(self, seqs: BitMap64, sized_seqs: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
-        """The deletion of those of `seqs` that are live. `sized` knows the bytes of the sealed ones."""
+        """Return the change that deletes the live `seqs`. `sized_seqs` has the sizes of sealed records."""
         live = self.log.live_of(seqs)
         sizes = self.log.measure_seqs(live, sized_seqs)
         return changes.RecordsDeleted(self.generation, 0, 0, live, sizes, now_ms)
@@ -356,7 +356,7 @@ class Box:
         upto_seq = head_seq
         hole = log.hole_after(from_seq)
         if hole is not None and hole.first_seq > head_seq:
-            hole = None  # on its way to the disk with the copies behind it
+            hole = None  # not visible yet, like the copies after it
         if hole is not None and tombstone is None and from_seq + 1 >= hole.first_seq:
             tombstone = Tombstone(
                 from_seq + 1,
@@ -369,7 +369,7 @@ class Box:
             from_seq = hole.last_seq
             hole = log.hole_after(from_seq)
         if hole is not None:
-            # One tombstone an answer: the hole is for the next one.
+            # A page has at most one tombstone: this one ends before the hole, and the next one reports it.
             upto_seq = min(upto_seq, hole.first_seq - 1)
         return ReadBounds(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
 
@@ -399,7 +399,7 @@ class Box:
         if command.from_ts is not None:
             from_seq = min(log.first_seq_at(command.from_ts) - 1, head_seq)
             hole = log.hole_before(from_seq + 1)
-            if hole is not None:  # what it took may have been as new as that
+            if hole is not None:  # the lost records may have had this time or a later one
                 from_seq = hole.first_seq - 1
             if log.evict_floor and command.from_ts <= log.evicted_ts:
                 from_seq = max(0, min(from_seq, floor - 2))
@@ -508,8 +508,8 @@ class Box:
             self.volatile.reserved_durable_seq = 0
 
     def rewound(self, now_ms: int, ms: int) -> None:
-        """Time begins again at `now_ms`, earlier by `ms`: nothing here has happened later, and leases
-        and delays have as much time left as before. Records keep their times, and expire by them."""
+        """Set later times to `now_ms`, because the shard's time restarted there, `ms` earlier. Leases and
+        delays keep their remaining time. Records keep their times, and expire by them."""
         self.last_append_ms = min(self.last_append_ms, now_ms)
         self.volatile.unsealed_since_ms = min(self.volatile.unsealed_since_ms, now_ms)
         self.emptied_ms = min(self.emptied_ms, now_ms)
@@ -522,14 +522,14 @@ class Box:
     # -- snapshots
 
     def copied_queue(self, *, leases_kept: bool) -> QueueCopy | None:
-        """Of a queue with many jobs, what a snapshot works the facts of its queue out from."""
+        """Return a copy of a large queue, from which a snapshot computes its facts later, or None."""
         if self.queue is None or self.is_memory or not self.queue.is_large:
             return None
         return self.queue.copy(leases_kept=leases_kept or self.config.leases_durable)
 
     def facts(self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True) -> BoxFacts:
-        """Return all state but payloads. Of a memory box that is little, unless `whole` is set. Without
-        `leases_kept`, leases that the log does not have are left out."""
+        """Return all state except payloads. For a memory box only a little of it, unless `whole` is set.
+        Without `leases_kept`, leases that are not in the log are left out."""
         is_full = whole or not self.is_memory
         log = self.log if is_full else BoxLog()
         return BoxFacts(
@@ -583,7 +583,7 @@ class Box:
 
     @classmethod
     def from_facts(cls, facts: BoxFacts) -> Box:
-        """The box as it was, with batches yet to come through `log.attach` and `log.hydrate`."""
+        """Rebuild a box from a snapshot. The caller adds its batches (`log.attach`, `log.hydrate`)."""
         box = cls(
             name=facts.name,
             generation=facts.generation,
@@ -595,7 +595,7 @@ class Box:
         return box
 
     def restore_facts(self, facts: BoxFacts) -> None:
-        """Takes over positions and all that is not a batch; batches come back one by one."""
+        """Restore all state except batches, which are added one by one afterwards."""
         self.last_serial = facts.last_serial
         self.last_append_ms = facts.last_append_ms
         self.volatile.unsealed_since_ms = facts.last_append_ms

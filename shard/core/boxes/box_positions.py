@@ -1,4 +1,4 @@
-"""One box's positions, and what can be asked about them: find a batch, measure, look for a floor. No changes.
+"""The positions of one box, and read-only functions on them: find a batch, measure sizes, compute a floor.
 
         evict_floor          earliest_seq                 visible_seq      head_seq
              ▼                    ▼                            ▼               ▼
@@ -11,8 +11,8 @@
 - A hole is a run of seqs without records, reported to every reader that reads across it: records that a crash
   took from a disk box, or one seq for all records that a router's source lost before they were copied.
 
-`box_log.py` changes them and has their invariants. Questions never need the payload of a sealed batch, unless
-they measure records inside it; then they raise `NotLoaded`.
+`box_log.py` changes the positions and has their invariants. A function here needs the payload of a sealed
+batch only to measure records inside it; if the payload is not in memory, it raises `NotLoaded`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class BoxPositions:
         self.clear()
 
     def clear(self) -> None:
-        """Start over, as if nothing had ever been written."""
-        #: Those with anything live, oldest first.
+        """Reset to the state of a new box."""
+        #: Segments that have live records, oldest first.
         self.segments: list[Segment] = []
         self.tail = UnsealedTail()
         self.head_seq = 0
@@ -72,21 +72,21 @@ class BoxPositions:
         self.earliest_seq = 1
         self.cap_floor = 0
         self.ttl_floor = 0
-        #: Deleted seqs at or above `earliest_seq`. Below it everything is gone anyway.
+        #: Deleted seqs at or above `earliest_seq`. Below it there are no records.
         self.deleted_seqs = NONE_DELETED
         self.holes: list[Hole] = []
         self.count = 0
         self.bytes = 0
         self.last_ts = 0
-        #: `$ts` of the newest record that readers may have, or might have had.
+        #: `$ts` of the newest record that is or was visible.
         self.visible_ts = 0
-        #: `$ts` of the newest record that a cap or the TTL took.
+        #: `$ts` of the newest record that a cap or the TTL evicted.
         self.evicted_ts = 0
-        #: Live records that are counted and whose batches are yet to be given back.
+        #: During recovery: live records that are counted in `count` and whose batches are not restored yet.
         self.records_awaited = 0
-        #: Segments in which something is left for later (`Segment.kill_later`); some may be gone by now.
+        #: Segments with deletes that are not counted yet (`Segment.kill_later`). Some may no longer exist.
         self._unsettled_segments: list[Segment] = []
-        #: The last answer of `locate`. It holds as long as nothing is changed.
+        #: The last result of `locate`. Valid until the next change.
         self._last_located = NOTHING_LOCATED
 
     # -- finding
@@ -104,11 +104,11 @@ class BoxPositions:
 
     @property
     def sealed_seq(self) -> int:
-        """The last seq that is in a segment; 0 when there is none."""
+        """The last seq that is in a segment; 0 if there is no segment."""
         return self.segments[-1].last_seq if self.segments else 0
 
     def spans(self, from_seq: int = 0) -> Iterator[Span]:
-        """Batches that may hold something live at or above `from_seq`, in order."""
+        """Yield the batches that may have live records at or above `from_seq`, in order."""
         if self.segments and from_seq <= self.segments[-1].last_seq:
             for segment in islice(self.segments, self._segment_from(from_seq), None):
                 for at in range(segment.from_seq(from_seq), len(segment)):
@@ -118,7 +118,7 @@ class BoxPositions:
             yield batches[at]
 
     def spans_back(self, seq: int) -> Iterator[Span]:
-        """Batches with anything live that begin below `seq`, the last one first."""
+        """Yield the batches that begin below `seq` and have live records, the last one first."""
         for at in range(min(self.tail.from_seq(seq), len(self.tail) - 1), self.tail.front - 1, -1):
             batch = self.tail.batches[at]
             if batch.first_seq < seq and batch.dead < batch.count:
@@ -129,7 +129,7 @@ class BoxPositions:
                     yield segment.batch(at)
 
     def span_at(self, seq: int) -> Span | None:
-        """The batch that holds `seq`, if there is one."""
+        """Return the batch that contains `seq`; None if there is none."""
         if self.segments and seq <= self.segments[-1].last_seq:
             segment = self.segments[self._segment_from(seq)]
             at = segment.at(seq)
@@ -138,10 +138,10 @@ class BoxPositions:
         return None if at is None else self.tail.batches[at]
 
     def _segment_from(self, seq: int) -> int:
-        """The first segment that ends at or behind `seq`."""
+        """Return the index of the first segment that ends at or after `seq`."""
         return bisect_left(self.segments, seq, key=_last_seq)
 
-    # -- asking
+    # -- measuring
 
     def is_live(self, seq: int) -> bool:
         return (
@@ -156,7 +156,7 @@ class BoxPositions:
         return span.ts(seq - span.first_seq)
 
     def first_seq_at(self, ts: int) -> int:
-        """The first seq whose `$ts` is at least `ts`; `head_seq + 1` when there is none."""
+        """Return the first seq whose `$ts` is at least `ts`; `head_seq + 1` if there is none."""
         if self.segments and ts <= self.segments[-1].last_ts:
             segment = self.segments[bisect_left(self.segments, ts, key=_last_ts)]
             batch_of_segment = segment.batch(segment.from_ts(ts))
@@ -168,7 +168,7 @@ class BoxPositions:
         return batch.first_seq + batch.index_from_ts(ts)
 
     def live_of(self, seqs: BitMap64) -> BitMap64:
-        """Those of `seqs` that are live records."""
+        """Return the seqs of live records among `seqs`."""
         live = seqs - self.deleted_seqs
         live.remove_range(0, self.earliest_seq)
         candidates = live.to_array()
@@ -179,7 +179,7 @@ class BoxPositions:
             if span is None:
                 live.remove_range(seq, candidates[-1] + 1)
                 break
-            if span.first_seq > seq:  # between two batches: what was there is long gone
+            if span.first_seq > seq:  # between two batches: there are no records any more
                 live.remove_range(seq, span.first_seq)
                 at = bisect_left(candidates, span.first_seq, at)
             else:
@@ -187,7 +187,8 @@ class BoxPositions:
         return live
 
     def measure_before(self, seq: int, *, above: int = 0) -> int:
-        """Bytes of the live records below `seq`, from `above` on, in the batch that `seq` cuts through."""
+        """Return the size of some live records: those from `above` up to `seq` (exclusive) in the batch that
+        `seq` divides. 0 if `seq` divides no batch."""
         span = self.span_at(seq - 1)
         if span is None or span.last_seq < seq:
             return 0
@@ -195,13 +196,14 @@ class BoxPositions:
         return sum(span.size(first, last) for first, last in runs)
 
     def measure_seqs(self, seqs: BitMap64, sized_seqs: SizedSeqs = _NO_SIZES) -> list[int]:
-        """Bytes of these live records, a number for each batch that holds some of them. `sized` may know
-        those of sealed records; of others the payload is needed."""
+        """Return the total size of these live records for each batch that has some of them. `sized_seqs` may
+        have the sizes of sealed records; for all others the payload is needed."""
         array = seqs.to_array()
         return [sized_seqs.total(array, first, end, span) for span, first, end in self._stretches(array)]
 
     def _stretches(self, seqs: array[int]) -> Iterator[tuple[Span, int, int]]:
-        """(batch, first, end) for every batch that holds `seqs[first:end]`, in order. All are live."""
+        """Yield (batch, first, end) for every batch that has the records `seqs[first:end]`. All must be
+        live."""
         first = 0
         while first < len(seqs):
             span = self.span_at(seqs[first])
@@ -211,12 +213,12 @@ class BoxPositions:
             first = end
 
     def newest_ts_before(self, seq: int) -> int:
-        """`$ts` of the last live record below `seq`; 0 when there is none."""
+        """Return the `$ts` of the last live record below `seq`; 0 if there is none."""
         last = self.last_live_before(min(seq, self.head_seq + 1))
         return self.ts_of(last) if last else 0
 
     def visible_totals(self) -> tuple[int, int]:
-        """Count and bytes of the live records that readers may have. All sealed records are visible."""
+        """Return count and size of the visible live records. All sealed records are visible."""
         count, size = self.count, self.bytes
         for at in range(len(self.tail) - 1, self.tail.front - 1, -1):
             batch = self.tail.batches[at]
@@ -227,7 +229,7 @@ class BoxPositions:
         return count, size
 
     def live_before(self, seq: int) -> tuple[int, int]:
-        """How many live records, and how many bytes of them, lie below `seq`."""
+        """Return count and size of the live records below `seq`."""
         whole = self._segment_from(seq)
         count = sum(segment.count for segment in self.segments[:whole])
         size = sum(segment.bytes for segment in self.segments[:whole])
@@ -246,17 +248,17 @@ class BoxPositions:
     def floor_for_caps(
         self, records_max: int, bytes_max: int, *, extra: int = 0, extra_bytes: int = 0, above: int = 0
     ) -> int:
-        """Return the seq below which all records must go so that the rest fits; 0 when it fits already.
+        """Return the seq below which records must be evicted so that the rest fits; 0 if everything fits.
 
-        0 as a maximum means that there is none. `extra` is what is about to be added; records below `above`
-        are about to go and count as gone already (`extra` has been reduced by them).
+        A maximum of 0 means no limit. `extra` records are about to be added. Records below `above` are about
+        to be trimmed and count as trimmed already (the caller has subtracted them from `extra`).
         """
         excess = self.count + extra - records_max if records_max else 0
         excess_bytes = self.bytes + extra_bytes - bytes_max if bytes_max else 0
         if excess <= 0 and excess_bytes <= 0:
             return 0
         start = above
-        for segment in self.segments:  # those that have to go whole
+        for segment in self.segments:  # segments that are evicted as a whole
             if above > segment.first_seq or (excess <= segment.count and excess_bytes <= segment.bytes):
                 break
             excess -= segment.count
@@ -284,7 +286,7 @@ class BoxPositions:
         return self.head_seq + 1
 
     def last_live_before(self, seq: int) -> int:
-        """The last live seq below `seq`, or 0."""
+        """Return the last live seq below `seq`; 0 if there is none."""
         for span in self.spans_back(seq):
             candidate = min(span.last_seq, seq - 1)
             low = max(span.first_seq, self.earliest_seq)
@@ -300,12 +302,12 @@ class BoxPositions:
         return "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
 
     def hole_after(self, seq: int) -> Hole | None:
-        """The first hole that a reader at `seq` has not read across yet."""
+        """Return the first hole that a reader with cursor `seq` has not passed; None if there is none."""
         at = bisect_right(self.holes, seq, key=lambda hole: hole.last_seq)
         return self.holes[at] if at < len(self.holes) else None
 
     def hole_before(self, seq: int) -> Hole | None:
-        """The hole that ends below `seq` with no batch in between, if there is one."""
+        """Return the hole directly before `seq`, with no batch in between; None if there is none."""
         for hole in reversed(self.holes):
             if hole.last_seq < seq:
                 span = next(self.spans(hole.last_seq + 1), None)
@@ -313,7 +315,7 @@ class BoxPositions:
         return None
 
     def runs(self, batch: Span, first: int, last: int) -> list[tuple[int, int]]:
-        """The live stretches of records first..last (indexes) of a batch, as index pairs."""
+        """Return the runs of live records among records first..last (indexes) of a batch, as index pairs."""
         base = batch.first_seq
         first = max(first, self.earliest_seq - base)
         if first > last:
@@ -332,7 +334,7 @@ class BoxPositions:
         return runs
 
     def deleted_in(self, low: int, high: int) -> Iterator[int]:
-        """Deleted seqs in [low, high)."""
+        """Yield the deleted seqs in [low, high)."""
         return _between(self.deleted_seqs, low, high)
 
 

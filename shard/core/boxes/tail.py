@@ -1,16 +1,16 @@
-"""The unsealed end of a box's log: batches that are in memory whole, in the order of their seqs.
+"""The unsealed end of a box's log: batches that are completely in memory, in the order of their seqs.
 
     batches   [gone, gone, ■■■, ■□■, husk, ■■, ■■■■]
-                           ▲ front          a husk keeps the place of a batch that has nothing live left
+                           ▲ front          a husk replaces a batch that has no live record left
 
 Rules of the file
-- The front is cut off in bulk, not one by one; what is before it holds no payload any more.
-- Positions (`at`) are good until the next change.
+- Entries before the front have no payload. They are removed many at a time, not one by one.
+- Positions (`at`) are valid until the next change.
 
 Invariants
-- ORDER: batches are sorted and do not overlap; one that is entirely dead holds no payload.
-- HELD: `held_bytes` and `records` are those of the batches from the front on.
-- COPIES: what is kept of the batches in columns is what they say themselves.
+- ORDER: batches are sorted and do not overlap; a batch without live records is a husk and has no payload.
+- HELD: `held_bytes` and `records` are totals of the batches from the front on.
+- COPIES: the columns (first seqs, lsns, costs) have the same values as the batches.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class UnsealedTail:
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
-        # Of each batch the first seq, the lsn and what it costs in memory, in a form that can be searched,
-        # copied and summed at once.
+        # Columns: first seq, lsn and bytes in memory of each batch. Arrays are fast to search, copy and sum.
         self._firsts: array[int] = array("Q")
         self._lsns: array[int] = array("Q")
         self._costs: array[int] = array("I")
         self._front = 0
         self._husks = 0
-        #: How many of the batches are yet to be rendered.
+        #: How many of the batches are not rendered yet.
         self._unrendered_count = 0
-        # Whether the lsns are in order, as they are but where something was logged again or put before, and
-        # the last of them. A snapshot asks every box for its first.
+        # True while the lsns are in ascending order, and the last of them. They are not if a batch was logged
+        # again or rows of a commit were inserted. It makes `oldest_lsn` fast: a snapshot reads that of every
+        # box.
         self._is_in_order = True
         self._newest_lsn = 0
-        #: Memory that its batches take.
+        #: Bytes in memory of its batches.
         self.held_bytes = 0
         #: Records of the batches from the front on, dead or not.
         self.records = 0
@@ -71,12 +71,12 @@ class UnsealedTail:
         return f"<UnsealedTail {len(self.batches) - self._front} batches, {self._husks} husks>"
 
     def __len__(self) -> int:
-        """Positions end here."""
+        """Return the position after the last batch."""
         return len(self.batches)
 
     @property
     def front(self) -> int:
-        """Where the first batch with anything live is."""
+        """The position of the first batch with live records."""
         return self._front
 
     @property
@@ -85,8 +85,11 @@ class UnsealedTail:
 
     @property
     def oldest_lsn(self) -> int:
-        """The first frame of the log that any batch here is in; 0 when there is none. Not that of the oldest
-        batch: one that is logged again comes behind its successors, and a commit's rows were put before."""
+        """The lowest lsn of a batch; 0 if there is no batch.
+
+        It is not always that of the first batch: a batch that is logged again gets a higher lsn than the
+        batches after it, and rows of a commit are in earlier frames.
+        """
         if self._front == len(self.batches):
             return 0
         first = self._lsns[self._front]
@@ -99,30 +102,32 @@ class UnsealedTail:
             yield self.batches[at]
 
     def at(self, seq: int) -> int | None:
-        """Where the batch that holds `seq` is, if there is one."""
+        """Return the position of the batch that contains `seq`; None if there is none."""
         at = bisect_right(self._firsts, seq, self._front) - 1
         if at < self._front or self.batches[at].last_seq < seq:
             return None
         return at
 
     def from_seq(self, seq: int) -> int:
-        """Where the first batch is that holds `seq` or something after it; `len` when none does."""
+        """Return the position of the first batch that contains `seq` or a later seq; `len` if there is
+        none."""
         at = bisect_right(self._firsts, seq, self._front) - 1
         if at < self._front:
             return self._front
         return at if self.batches[at].last_seq >= seq else at + 1
 
     def copy(self) -> list[Batch]:
-        """The batches from the front on; husks among them."""
+        """Return the batches from the front on, including husks."""
         return self.batches[self._front :]
 
     def lsns(self) -> bytes:
-        """Of the batches from the front on, as u64s; 0 for a husk, and for one that is not rendered yet."""
+        """Return the lsns of the batches from the front on, as u64s; 0 for husks and for rows that are not
+        rendered."""
         return self._lsns[self._front :].tobytes()
 
     @property
     def has_unrendered(self) -> bool:
-        """True if rows of a commit are yet to be rendered (`transactions/unrendered.py`)."""
+        """True if rows of a commit are not rendered yet (`transactions/unrendered.py`)."""
         return self._unrendered_count > 0
 
     def unrendered_rows(self) -> list[UnrenderedRows]:
@@ -152,13 +157,13 @@ class UnsealedTail:
         self.records += batch.count
 
     def relog(self, at: int, lsn: int) -> None:
-        """A batch was logged again, under this lsn."""
+        """Set the lsn of a batch that was logged again."""
         self.batches[at].lsn = self._lsns[at] = lsn
         self._is_in_order = False
 
     def render(self, at: int, batch: Batch) -> int:
-        """The first rows of an entry that is not rendered are this batch. Returns what was estimated for
-        them."""
+        """Replace the first rows of an entry that is not rendered by their batch. Return the estimated size
+        of these rows."""
         rows = self.batches[at]
         assert isinstance(rows, UnrenderedRows), "ORDER"
         share = rows.take(batch)
@@ -180,7 +185,7 @@ class UnsealedTail:
         return share
 
     def remove(self, rows: UnrenderedRows) -> None:
-        """Takes out rows that are lost (`offline/repair.py`)."""
+        """Remove rows that are lost (`offline/repair.py`)."""
         self._keep([batch for batch in self if batch is not rows])
 
     def _note_lsn(self, lsn: int) -> None:
@@ -192,7 +197,7 @@ class UnsealedTail:
             self._newest_lsn = lsn
 
     def sealable(self, visible_seq: int, durable_lsn: int, bytes_max: int) -> list[Batch]:
-        """The oldest live batches that may be sealed, so many that they fit, but one at least."""
+        """Return the oldest live batches that may be sealed: at most `bytes_max`, but at least one batch."""
         batches = self._sealable_prefix(visible_seq, durable_lsn)
         if batches:
             ends = array("Q", accumulate(map(len, map(_blob_of, batches))))
@@ -207,8 +212,8 @@ class UnsealedTail:
         return batches
 
     def _sealable_prefix(self, visible_seq: int, durable_lsn: int) -> list[Batch]:
-        """Return the batches that are visible and durable, found by search; [] where the columns do not
-        tell: batches are out of order, or some record is dead."""
+        """Return the batches that are visible and durable, found by a search in the columns. Return [] if the
+        columns are not enough: lsns are not in order, or some record is dead."""
         if not self._is_in_order or self._husks or self._unrendered_count:
             return []
         end = min(
@@ -216,7 +221,7 @@ class UnsealedTail:
             bisect_right(self._lsns, durable_lsn, self._front),
         )
         if end > self._front and not _is_sealable(self.batches[end - 1], visible_seq, durable_lsn):
-            end -= 1  # the last one is visible in part
+            end -= 1  # only a part of the last one is visible
         batches = self.batches[self._front : end]
         return [] if any(map(dead_of, batches)) else batches
 
@@ -228,7 +233,7 @@ class UnsealedTail:
         return visible_seq
 
     def drop_before(self, seq: int) -> tuple[int, int]:
-        """Drops batches that end below `seq`. Returns how many live records and bytes they had."""
+        """Drop the batches that end below `seq`. Return the count and size of their live records."""
         count = size = 0
         front = self._front
         while front < len(self.batches):
@@ -252,7 +257,7 @@ class UnsealedTail:
             self._unrendered_count -= 1
 
     def bury(self, at: int) -> None:
-        """Drops the payload of a batch that has nothing live; its position is removed later."""
+        """Replace a batch without live records by a husk; `compact` removes it later."""
         batch = self.batches[at]
         husk = _husk(batch.first_seq, batch.count, batch.last_ts)
         self.batches[at] = husk
@@ -263,7 +268,7 @@ class UnsealedTail:
         self._husks += 1
 
     def compact(self) -> list[tuple[int, int]]:
-        """Cuts out the places of buried batches when they are many. Returns their (first, last) seqs."""
+        """Remove the husks if there are many. Return their (first, last) seqs."""
         if self._husks < _COMPACT_AT or self._husks * 2 < len(self.batches) - self._front:
             return []
         dead_ranges = [(batch.first_seq, batch.last_seq) for batch in self if batch.dead == batch.count]
@@ -271,7 +276,7 @@ class UnsealedTail:
         return dead_ranges
 
     def settle(self) -> None:
-        """Moves the front behind what has nothing live left, and lets go of what lies before it."""
+        """Move the front to the first batch with live records, and release the payloads before it."""
         while self._front < len(self.batches):
             batch = self.batches[self._front]
             if batch.dead < batch.count:
@@ -281,29 +286,30 @@ class UnsealedTail:
         if self._front >= _COMPACT_AT and self._front * 2 >= len(self.batches):
             self._cut(self._front)
             return
-        # The list keeps its slots until it is cut, but not the payloads.
+        # The list keeps these entries until it is cut, but without payloads.
         for at in range(self._front - 1, -1, -1):
             if self.batches[at] is _GONE:
                 break
             self.batches[at] = _GONE
 
     def take_upto(self, seq: int) -> list[Batch]:
-        """Takes out all batches up to `seq`, where a batch ends. Returns those that have live records."""
+        """Remove all batches up to `seq`, the last seq of a batch. Return those that have live records."""
         end = self.from_seq(seq + 1)
         batches = self.batches[self._front : end]
         self.held_bytes -= sum(self._costs[self._front : end])
-        # Tens of thousands of small batches come at once, and appends wait: loops in C take a fifth.
+        # There may be tens of thousands of small batches while appends wait. Loops in C take a fifth of the
+        # time.
         self.records -= sum(map(_count_of, batches))
         self._cut(end)
         assert UnrenderedRows not in set(map(type, batches)), "ORDER"
         if not any(map(dead_of, batches)):
             return batches
         live = [batch for batch in batches if batch.dead < batch.count]
-        self._husks -= len(batches) - len(live)  # ORDER: what is entirely dead is a husk
+        self._husks -= len(batches) - len(live)  # ORDER: a batch without live records is a husk
         return live
 
     def _cut(self, end: int) -> None:
-        """Removes the positions before `end`, which the caller has accounted for."""
+        """Remove the entries before `end`. The caller has updated the totals."""
         del self.batches[:end]
         del self._firsts[:end]
         del self._lsns[:end]
@@ -327,7 +333,7 @@ class UnsealedTail:
         self.records = sum(batch.count for batch in batches)
 
     def sort(self) -> None:
-        """Sorts batches that came in any order."""
+        """Sort batches that were added in any order."""
         self._keep(sorted(self.batches, key=lambda batch: batch.first_seq))
 
     def check(self) -> None:
@@ -355,15 +361,15 @@ def _is_sealable(batch: Batch, visible_seq: int, durable_lsn: int) -> bool:
 
 
 def _logged_lsn(batch: Batch) -> int:
-    """The frame that has a batch; 0 if none has, because it is yet to be rendered."""
+    """Return the lsn of a batch; 0 if it is not rendered yet and so is in no frame."""
     return 0 if isinstance(batch, UnrenderedRows) else batch.lsn
 
 
 def _husk(first_seq: int, count: int, ts: int) -> Batch:
-    """A batch without payload, entirely dead."""
+    """Return a batch without payload and without live records."""
     husk = Batch(encoding=_NO_ENCODING, first_seq=first_seq, count=count, first_ts=ts, last_ts=ts)
     husk.dead = count
-    husk.dead_bytes = -(count - 1)  # so that its live bytes are none
+    husk.dead_bytes = -(count - 1)  # so that its live bytes are 0
     return husk
 
 
