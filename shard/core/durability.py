@@ -241,7 +241,8 @@ class Durability:
         return stage  # records of object boxes are queued when they are applied, in recovery too
 
     def show_commit(self, box: Box, lsn: int) -> None:
-        """Queues all that the box has now, rows of a commit at its end."""
+        """Queues the rows of a commit, which are at the end of the box, for its readers. Rows of object boxes
+        are queued when they are rendered (`Txns._ship`)."""
         if COMMITTED_RECORDS[box.config.durability] is _DURABLE:
             box.volatile.staged_durable_lsn = lsn
             self._until_durable.append(_WaitingRecords(lsn, box, box.log.head_seq, box.log.last_ts))

@@ -1,7 +1,9 @@
-"""Fetches data that the machine needs and does not have in memory: payloads and tags of segments.
+"""Fetches data that a command needs and that is not in memory: payloads and tags of segments, held rows.
 
-    engine --fetch(missing)-----> backlog --> [segment-read threads] SegmentStore.read / find_tags
+    engine --fetch(missing)-----> backlog --> [segment-read threads] SegmentStore.read / find_tags, Wal.read
     engine <--on_fetched(error?)-- post       loaded into the segment, counted by the cache
+
+A command that needs rows of a commit waits here until they are rendered (`on_rendered`): nothing is fetched.
 
 If two commands need the same payload, it is read once for both. Neighbouring batches are read together, as
 many as the reader is likely to need next.

@@ -1,10 +1,9 @@
 """`Parcel`: the rows that one attempt of one task writes in a transaction, with several messages in flight.
 
-A transaction of one epoch has many parcels, one for each attempt of a task. A `Parcel` is the part of one for
-one shard. It is sent in numbered chunks (op 90, `TxnPut`); the shard holds them, shown to nobody
-(`shard/core/transactions/handlers.py`). The commit (op 91, `Shards.txn_commit`) names the parcels that count,
-each with its number of chunks; all others are dropped. So a parcel that was begun and left has no effect.
-
+A transaction has many parcels, one for each attempt of a task. A `Parcel` is the part of one parcel for one
+shard. It is sent in numbered chunks (op 90, `TxnPut`). The shard holds them, invisible to readers
+(`shard/core/transactions/handlers.py`). The commit (op 91, `Shards.txn_commit`) names the parcels to write,
+each with its number of chunks, and drops all others. So a parcel that is not finished has no effect.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ class Parcel:
         )
 
     def put(self, columns: PackedColumns) -> None:
-        """Returns when at most `depth` chunks are without an answer. `columns` stays as it is until then."""
+        """Send a chunk, after waiting until fewer than `depth` are unanswered. The caller must not change
+        `columns` before `close` returns: a chunk may be sent again."""
         while len(self._in_flight) >= self._depth:
             self._settle()
         chunk = self.chunks
@@ -68,13 +68,13 @@ class Parcel:
             with link.lock:
                 id = link.send(wire.OP_TXN_PUT, head, columns.buffers())
                 life = link.life
-        except (Busy, Uncertain):  # nothing is on the way: the patient road
+        except (Busy, Uncertain):  # nothing was sent: send it with retries
             self._note(self._shards.txn_put(self._shard, self._txn, self.name, chunk, columns))
             return
         self._in_flight.append(_InFlightChunk(link, life, id, chunk, columns))
 
     def _settle(self) -> None:
-        """Waits for the answer to the oldest chunk."""
+        """Wait for the answer to the oldest chunk. Send the chunk again if its answer is lost."""
         oldest = self._in_flight.popleft()
         try:
             with oldest.link.lock:
@@ -91,7 +91,7 @@ class Parcel:
         self.is_done = self.is_done or answer.is_done
 
     def close(self) -> int:
-        """How many chunks the shard holds of this parcel."""
+        """Wait for all answers. Returns how many chunks of this parcel the shard holds."""
         while self._in_flight:
             self._settle()
         return self.chunks

@@ -1,8 +1,8 @@
-"""`Shards`: many boxes and many records at a time, and transactions, straight to the shards.
+"""`Shards`: sends requests about many boxes and records, and transactions, to the shards without a gateway.
 
-Every method blocks until it has its answer, and tries again like the rest of the client; each of these calls
-may be repeated. Where a shard is named, it is by its number in `placement()`; rows for boxes that this shard
-does not own are refused with `BoxMoved` before anything is sent, and then the caller sorts them anew.
+Every method blocks until it has its answer, and retries like the rest of the client: each call may be
+repeated. A parameter `shard` is the number of a shard in `placement()`. Rows for boxes that this shard does
+not own are refused with `BoxMoved` before anything is sent; then the caller sorts them by shard again.
 """
 
 from __future__ import annotations
@@ -150,9 +150,10 @@ class Shards(Closing):
     # -- writing
 
     def put_columns(self, columns: PackedColumns, *, idempotency_key: str | None = None) -> list[BoxResult]:
-        """Appends rows to boxes that one shard owns: a result for each box, in their order. A row that is not
-        valid refuses them all. Without a key one is made up, so that what is tried again is written once; an
-        empty one does without."""
+        """Append rows to boxes that one shard owns. Returns a result for each box, in their order.
+
+        One invalid row refuses them all. Without a key it generates one, so that a retry writes nothing
+        twice; an empty key turns that off."""
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         shard = self.shard_of(columns.boxes[0])
         head = _encode(columns.head(key))
@@ -162,7 +163,8 @@ class Shards(Closing):
         return answer.results
 
     def txn_put(self, shard: int, txn: Txn, parcel: str, chunk: int, columns: PackedColumns) -> TxnPutReply:
-        """Gives rows to a shard to hold. (`Parcel` numbers the chunks, and has several on the way.)"""
+        """Send one chunk of a parcel, whose rows the shard holds. (`Parcel` numbers chunks and has several in
+        flight.)"""
         head = encode_put(txn, parcel, chunk, columns)
         return self._ask(wire.OP_TXN_PUT, shard, head, columns.buffers(), TxnPutReply, columns.boxes)
 
@@ -175,17 +177,19 @@ class Shards(Closing):
         retry: Retry | None = None,
         dry: bool = False,
     ) -> TxnCommitReply:
-        """Shows exactly these parcels, in this order; of each so many chunks must be held. Send it to every
-        shard that owns boxes of the writer, also to those without parcels: then all of them know that the
-        epoch is committed. A `dry` one raises what a commit would, and changes nothing."""
+        """Commit the rows of exactly these parcels, in this order. The shard must hold the given number of
+        chunks of each. Send it to every shard, also to those without parcels: then all of them know that the
+        epoch is committed. With `dry` it raises what a commit would raise, and changes nothing."""
         head = _encode(bulk.TxnCommitHead(txn, list(parcels), dry))
         return self._ask(wire.OP_TXN_COMMIT, shard, head, (), TxnCommitReply, (), retry)
 
     def txn_abort(
         self, shard: int, txn: Txn, parcels: Sequence[str] = (), *, forgets: bool = False
     ) -> bulk.TxnAbortReply:
-        """Drops what the shard holds: these parcels, or all of the epoch. With `forgets` it forgets which
-        epoch of the writer was committed last, too: a later commit of that epoch would write rows again."""
+        """Drop the rows that the shard holds of these parcels, or of the whole epoch.
+
+        With `forgets` it also forgets the mark of the writer: a later commit of the same epoch would write
+        its rows again."""
         head = _encode(bulk.TxnAbortHead(txn, list(parcels), forgets))
         return self._ask(wire.OP_TXN_ABORT, shard, head, (), bulk.TxnAbortReply)
 

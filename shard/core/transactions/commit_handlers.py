@@ -1,15 +1,15 @@
 """Handles commits of transactions.
 
-    commit   ─► BoxCreated … SeqsReserved … TxnCommitted         answered when it is on the disk
+    commit   ─► BoxCreated … SeqsReserved … TxnCommitted         answered when it is durable, or stored
                 ▲ every check runs before the first of these
     then     ─► BatchKept for each batch that is rendered, TxnRendered
 
 Rules of the file
 - A commit is planned in full before its first change is logged: if one box refuses, or rows have to be loaded
   first, nothing has changed.
-- All boxes of a commit show it at once, when it is durable, whatever their class: a reader never sees a part
-  of it that a crash could undo. Rows of memory boxes are in no log and are shown at once; rows of object
-  boxes are shown when they are in the store, and then the commit is answered.
+- All disk and fsync boxes of a commit show it together, when it is durable: a reader never sees a part of it
+  that a crash could undo. Object boxes show it when it is in the store; the answer waits for that. Rows of
+  memory boxes are in no log and are shown at once.
 - A commit loads only the rows of memory boxes and object boxes. All others are rendered afterwards, in steps
   (`commits.py`); those of a small commit at once.
 """

@@ -1,7 +1,7 @@
 """Handles put, abort, list and expiry of transactions; `commit_handlers.py` has the commit.
 
 put      ─► TxnHeld                                        answered when it is in the log file
-commit   ─► TxnCommitted                                   answered when it is on the disk
+commit   ─► TxnCommitted                                   answered when it is durable, or stored
 abort    ─► TxnDropped
 """
 
