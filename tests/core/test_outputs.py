@@ -14,6 +14,7 @@ import pytest
 from shard.core import changes
 from shard.core.queues import output_queue, outputs
 from streams.protocol.errors import (
+    BoxNotEmpty,
     BoxNotFound,
     FencingTokenMismatch,
     InvalidRequest,
@@ -22,9 +23,10 @@ from streams.protocol.errors import (
     Throttled,
 )
 from streams.protocol.messages import commands, queues
+from streams.protocol.payloads.appends import check_idempotency_key
 from tests.support.carrying import bring, carry_all, collect, copies
 from tests.support.jobs import QueueDriver
-from tests.support.machines import Driver, facts_of, records_of, recovered
+from tests.support.machines import Driver, facts_of, patch, records_of, recovered
 
 
 @pytest.fixture
@@ -388,3 +390,69 @@ def test_a_box_says_before_what_it_would_refuse_for_good(dest: Driver) -> None:
     dest.ask(commands.DeleteBox("gone", False))
     with pytest.raises(BoxNotFound):
         check(dest, "gone")
+
+
+def test_a_queue_with_pending_outputs_is_not_empty(source: QueueDriver, dest: Driver) -> None:
+    source.append(1)
+    source.claim()
+    source.ack_with_outputs(1, done=["a"])
+    with pytest.raises(BoxNotEmpty, match="1 outputs"):
+        source.ask(commands.DeleteBox("b", True))
+    carry_all(source, dest)
+    source.ask(commands.DeleteBox("b", True))
+    assert copies(dest, "done") == ["a"]
+
+
+def test_a_key_of_an_append_never_names_an_ack(source: QueueDriver) -> None:
+    source.append(1, idempotency_key="ack: k")
+    source.claim()
+    assert not source.ack_with_outputs(1, done=["a"]).deduped
+    with pytest.raises(InvalidRequest, match="NUL"):
+        check_idempotency_key("\0ack k")
+
+
+@pytest.mark.parametrize("first", ["disk", "fsync"])
+def test_a_change_of_class_strands_no_outputs(source: QueueDriver, dest: Driver, first: str) -> None:
+    source.put(durability=first)
+    source.append(1, 2)
+    source.claim(max=2)
+    source.do(source.outputs_of(1, done=["a"]))
+    source.do(commands.PutBox("b", patch(durability="memory")))
+    source.do(source.outputs_of(2, key="k2", done=["b"]))
+    source.sync()
+    carry_all(source, dest)
+    assert copies(dest, "done") == ["a", "b"] and pending(source) == 0
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_queue_that_becomes_a_log_gets_its_outputs(
+    source: QueueDriver, dest: Driver, is_local: bool
+) -> None:
+    other = source if is_local else dest
+    other.put("next", type="queue")
+    source.append(1)
+    source.claim()
+    source.do(source.outputs_of(1, next=[{"data": 1, "delay_ms": 5_000, "ordering_key": "k"}]))
+    other.ask(commands.DeleteBox("next", False))
+    other.put("next")
+    source.copy_all_locally()
+    carry_all(source, other)
+    assert copies(other, "next") == [1] and pending(source) == 0
+    recovered(other.log)
+
+
+def test_outputs_wait_for_a_box_that_may_not_be_created(source: QueueDriver, dest: Driver) -> None:
+    dest.put("kept")
+    dest.put("gone", auto_create=False)
+    source.append(1)
+    source.claim()
+    source.ack_with_outputs(1, kept=["a"], gone=["b"])
+    dest.ask(commands.DeleteBox("gone", False))
+    for batch in collect(source):
+        source.do(bring(dest, batch))
+    state = source.state().queue
+    assert state is not None and state.outputs_pending == 1 and str(state.outputs_error).startswith("box_not")
+    again = source.after_kill()
+    dest.put("gone")
+    carry_all(again, dest, carrier=2)
+    assert (copies(dest, "kept"), copies(dest, "gone"), pending(again)) == (["a"], ["b"], 0)

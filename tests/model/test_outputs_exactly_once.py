@@ -137,7 +137,7 @@ class OutputsOnce(RuleBasedStateMachine):
         side.die(share, with_snapshot=with_snapshot)
         if of_queue:
             keys = self.queue.driver.machine.boxes["q"].keys
-            kept = [ack for ack in self.acks if f"ack: k{ack.seq}" in keys]
+            kept = [ack for ack in self.acks if f"\0ack k{ack.seq}" in keys]
             assert kept == self.acks[: len(kept)], "a power cut takes the last ones"
             assert all(ack in kept for ack in self.acks if ack.lsn <= durable_lsn)
             self.acks = kept

@@ -6,6 +6,8 @@ Method: as in `test_reconcile.py`, with the two shards captured at different mom
 
 from __future__ import annotations
 
+from typing import Any
+
 from streams.protocol.messages.commands import DeleteBox
 from tests.storage.test_reconcile import World, add, world
 
@@ -66,7 +68,8 @@ def test_outputs_that_had_left_before_their_queue_was_captured_are_reported(worl
 def ack_into(world: World, box: str, *seqs: int) -> None:
     queue = world.owner("jobs")
     queue.claim(max=len(seqs), box="jobs")
-    queue.ack_with_outputs(*seqs, key=f"k{seqs}", box="jobs", **{box: list(seqs)})
+    outputs: dict[str, Any] = {box: list(seqs)}
+    queue.ack_with_outputs(*seqs, key=f"k{seqs}", box="jobs", **outputs)
 
 
 def test_a_box_that_never_had_outputs_loses_none(world: World) -> None:

@@ -132,6 +132,13 @@ class BoxHandlers:
                 f"box {box.name} has {box.log.count} records; delete them first, or delete without if_empty",
                 count=box.log.count,
             )
+        outputs_count = 0 if box.outputs is None else box.outputs.pending_count
+        if command.if_empty and outputs_count:
+            raise BoxNotEmpty(
+                f"box {box.name} has {outputs_count} outputs of acks that wait for their boxes; see "
+                f"outputs_error in GET /v0/boxes/{box.name}, or delete without if_empty to drop them",
+                count=outputs_count,
+            )
         origins = context.forwarding.routers_of(box)
         lsn = context.log(changes.BoxDeleted(box.generation), entries)
         reply = commands.DeleteBoxReply(command.box, True, sorted(box.schedules), origins)

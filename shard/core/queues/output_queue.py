@@ -123,7 +123,7 @@ class OutputQueue(PlannedOutbox):
         )
 
     def batch_head(self, load: Load, after: int) -> ForwardHead:
-        return self.head_of(load, after, hops=0, create=True)
+        return self.head_of(load, after, hops=0, create=None)
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.OutputsDelivered | None:
         """Return the change that drops the confirmed outputs; None if there are none."""

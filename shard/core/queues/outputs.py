@@ -44,6 +44,7 @@ from streams.protocol.errors import (
 )
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import RELAY
+from streams.protocol.model.names import RESERVED_KEY_PREFIX
 from streams.protocol.model.records import Batch, render
 
 BYTES_MAX = 16 << 20
@@ -230,7 +231,7 @@ class OutputHandlers:
 
 def _key_of(key: str) -> str:
     """The idempotency key of an ack, apart from those of appends to the same box."""
-    return f"ack: {key}"
+    return f"{RESERVED_KEY_PREFIX}ack {key}"
 
 
 def _deletion_of(change: changes.OutputsPlanned) -> changes.RecordsDeleted:

@@ -43,7 +43,7 @@ class PlannedOutbox(Outbox):
         `origin` is what it knows of this outbox."""
         return max(0, self.log_position.position - origin.position)
 
-    def head_of(self, load: Load, after: int, *, hops: int, create: bool) -> ForwardHead:
+    def head_of(self, load: Load, after: int, *, hops: int, create: bool | None) -> ForwardHead:
         """Return the head of a copy batch. The first one creates the origin at the destination."""
         return ForwardHead(
             box=self.dest,

@@ -166,7 +166,8 @@ class Moves:
         can_send = False
         while waiting and waiting[0][0] <= lsn:
             _, outbox, position = waiting.popleft()
-            outbox.sendable_position = position
+            # A plan of another class may have been released before.
+            outbox.sendable_position = max(outbox.sendable_position, position)
             can_send = self._outboxes.note((outbox,)) or can_send
         return can_send
 

@@ -115,7 +115,7 @@ class Forwarding:
         box = context.boxes.get(head.box)
         creation: changes.BoxCreated | None = None
         if box is None:
-            if not head.create:
+            if head.create is False:
                 raise BoxNotFound(f"box {head.box} does not exist; it may have been deleted", box=head.box)
             if context.usage.is_on:
                 context.usage.require_for_all(head.box, "boxes")

@@ -49,9 +49,10 @@ class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     #: Steps that these copies have made, this one included.
     hops: int = 1
     keep_nodes: bool = True
-    #: `create` creates a missing box. `bind` starts an unknown origin at the first position of this batch.
-    #: Routers set neither: their endpoints are attached before the first batch leaves.
-    create: bool = False
+    #: `create` creates a missing box; None: unless it was deleted with `auto_create: false`. `bind` starts an
+    #: unknown origin at the first position of this batch. Routers set neither: their endpoints are attached
+    #: before the first batch leaves.
+    create: bool | None = False
     bind: bool = False
     config: BoxPatch | None = None
     tags: bytes | None = None

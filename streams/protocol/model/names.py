@@ -27,6 +27,8 @@ _router_name = re.compile(ROUTER_NAME_PATTERN).fullmatch
 BoxName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{BOX_NAME_PATTERN}$"})]
 
 IDEMPOTENCY_KEY_CHARS_MAX = 256
+#: No client's key begins with it: such keys name other requests than appends.
+RESERVED_KEY_PREFIX = "\0"
 FENCING_TOKEN_BYTES_MAX = 48
 
 

@@ -19,7 +19,7 @@ from msgspec import Meta, Raw
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxPatch
 from streams.protocol.model.job_fields import fields_of
-from streams.protocol.model.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, quote
+from streams.protocol.model.names import IDEMPOTENCY_KEY_CHARS_MAX, RESERVED_KEY_PREFIX, check_text, quote
 from streams.protocol.model.records import ABSENT, Columns
 
 SEQ_MAX = 2**64 - 1
@@ -229,6 +229,8 @@ def check_idempotency_key(key: str) -> str:
             f"idempotency_key: must have 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters, has {len(key)}",
             field="idempotency_key",
         )
+    if key.startswith(RESERVED_KEY_PREFIX):
+        raise InvalidRequest("idempotency_key: must not begin with a NUL character", field="idempotency_key")
     return key
 
 
