@@ -25,7 +25,7 @@ from typing import NamedTuple
 from shard.core import changes
 from shard.core.queues.planned_outbox import PlannedOutbox
 from shard.core.routers.copy_sources import Origin
-from shard.core.routers.outbox import BATCH_BYTES_MAX, InFlight, Load
+from shard.core.routers.outbox import BATCH_BYTES_MAX, Load, SentBatch
 from streams.protocol.messages.forwards import ForwardHead, ForwardReply
 from streams.protocol.model.job_fields import JobFields, join
 from streams.protocol.model.records import Batch
@@ -51,8 +51,8 @@ def source_of_outputs(origin: str) -> OutputSource | None:
     return OutputSource(box, int(generation))
 
 
-class Delivered(NamedTuple):
-    """The number of copies that a box has had from an output queue, and the generation of the box."""
+class DeliveryTotal(NamedTuple):
+    """How many copies a box has received from an output queue, and the generation of the box."""
 
     total: int
     dest_generation: int
@@ -61,7 +61,7 @@ class Delivered(NamedTuple):
 class OutputQueue(PlannedOutbox):
     """The outputs of one queue for one box."""
 
-    __slots__ = ("_confirmed", "batches", "delivered", "pending_bytes", "pending_count")
+    __slots__ = ("_last_reply", "batches", "delivery", "pending_bytes", "pending_count")
 
     confirms_visible_copies = True
 
@@ -75,10 +75,10 @@ class OutputQueue(PlannedOutbox):
         )
         #: Logged: batches that the destination does not have, or not all of.
         self.batches: deque[Batch] = deque()
-        #: Logged: how much the destination had when it confirmed `log_position`.
-        self.delivered = Delivered(0, 0)
-        #: Volatile: how much it had at its last reply.
-        self._confirmed = self.delivered
+        #: Logged: the total of the destination when it confirmed `log_position`.
+        self.delivery = DeliveryTotal(0, 0)
+        #: Volatile: the total in its last reply.
+        self._last_reply = self.delivery
         #: Derived: records that the destination does not have, and the memory that the batches take.
         self.pending_count = 0
         self.pending_bytes = 0
@@ -130,16 +130,16 @@ class OutputQueue(PlannedOutbox):
         upto = min(self.position, self.last_position)
         if upto <= self.log_position.position:
             return None
-        return changes.OutputsDelivered(generation, self.dest, upto, now_ms, *self._confirmed)
+        return changes.OutputsDelivered(generation, self.dest, upto, now_ms, *self._last_reply)
 
-    def on_reply(self, batch: InFlight, answer: ForwardReply) -> None:
-        self._confirmed = Delivered(answer.total, answer.generation)
+    def on_reply(self, batch: SentBatch, answer: ForwardReply) -> None:
+        self._last_reply = DeliveryTotal(answer.total, answer.generation)
         super().on_reply(batch, answer)
 
     def lost_count(self, origin: Origin, dest_generation: int) -> int:
-        """Positions do not tell: those between may be of other boxes. A destination that was created after
-        its last reply has lost nothing."""
-        total, known_generation = self.delivered
+        """Return how many outputs the destination has lost. The positions do not tell: some of them belong to
+        other boxes. A destination that was created after its last reply has lost nothing."""
+        total, known_generation = self.delivery
         if origin.position >= self.log_position.position or dest_generation > known_generation:
             return 0
         return max(0, total - (origin.total if dest_generation == known_generation else 0))
@@ -152,9 +152,9 @@ class OutputQueue(PlannedOutbox):
         self.pending_bytes += batch.bytes_in_memory
         self.last_position = batch.last_seq
 
-    def apply_delivery(self, position: int, delivered: Delivered) -> None:
+    def apply_delivery(self, position: int, delivery: DeliveryTotal) -> None:
         """Drop the outputs up to `position`, which the destination has."""
-        self.delivered = delivered
+        self.delivery = delivery
         before = self.pending_count
         while self.batches and self.batches[0].last_seq <= position:
             batch = self.batches.popleft()
@@ -220,10 +220,10 @@ class Outputs:
         self.last_position = batch.last_seq
         return queue
 
-    def apply_delivery(self, dest: str, position: int, delivered: Delivered) -> None:
+    def apply_delivery(self, dest: str, position: int, delivery: DeliveryTotal) -> None:
         queue = self.queues.get(dest) or self._add(dest, 0)
         self.pending_bytes -= queue.pending_bytes
-        queue.apply_delivery(position, delivered)
+        queue.apply_delivery(position, delivery)
         self.pending_bytes += queue.pending_bytes
         self.last_position = max(self.last_position, position)
 
@@ -258,7 +258,7 @@ class Outputs:
                 )
                 for queue in self.queues.values()
             ],
-            deliveries=[queue.delivered for queue in self.queues.values()],
+            deliveries=[queue.delivery for queue in self.queues.values()],
         )
 
     @classmethod
@@ -266,11 +266,11 @@ class Outputs:
         if facts is None:
             return None
         outputs = cls(source, generation)
-        for (dest, position, batches), delivered in zip(
+        for (dest, position, batches), delivery in zip(
             facts.queues, facts.deliveries or repeat((0, 0)), strict=False
         ):
             queue = outputs._add(dest, position)
-            queue.delivered = Delivered(*delivered)
+            queue.delivery = DeliveryTotal(*delivery)
             for content in batches:
                 queue.apply_plan(Batch.from_bytes(memoryview(content)))
                 queue.pending_count -= max(0, position + 1 - queue.batches[-1].first_seq)

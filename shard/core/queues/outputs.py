@@ -32,7 +32,7 @@ from shard.core.kernel import DoesNotApply
 from shard.core.outcome import LogEntries, Outcome
 from shard.core.queues.jobs import Jobs
 from shard.core.queues.new_jobs import job_fields_of
-from shard.core.queues.output_queue import DESTS_MAX, Delivered, Outputs
+from shard.core.queues.output_queue import DESTS_MAX, DeliveryTotal, Outputs
 from shard.core.snapshot_facts import ShardState
 from streams.protocol.errors import (
     BoxNotFound,
@@ -207,8 +207,8 @@ class OutputHandlers:
         box.last_lsn = max(box.last_lsn, lsn)
         if box.outputs is None:
             box.outputs = Outputs(box.name, box.generation)
-        delivered = Delivered(change.total, change.dest_generation)
-        box.outputs.apply_delivery(change.dest, change.position, delivered)
+        delivery = DeliveryTotal(change.total, change.dest_generation)
+        box.outputs.apply_delivery(change.dest, change.position, delivery)
         context.arm_timer(box)  # it may be deleted when it is empty
 
     def _note_restated(self, change: Change, lsn: int) -> None:

@@ -89,7 +89,7 @@ class LoggedPosition(NamedTuple):
     total: int
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class SentBatch(msgspec.Struct, frozen=True):
     """A copy batch that was sent and has no reply yet."""
 
     number: int
@@ -159,7 +159,7 @@ class Outbox:
         self.sent_position = position
         self.seen_from = position
         self.seen_lost = 0
-        self.in_flight: dict[int, InFlight] = {}
+        self.in_flight: dict[int, SentBatch] = {}
         self.records_max = BATCH_RECORDS_MAX
         self.failures = 0
         self.retry_at_ms = 0
@@ -223,7 +223,7 @@ class Outbox:
 
     def on_sent(self, load: Load, batch_number: int) -> None:
         """Record that a batch with this load was sent."""
-        self.in_flight[batch_number] = InFlight(
+        self.in_flight[batch_number] = SentBatch(
             batch_number, self.sent_position, load.upto, load.count, len(load.text)
         )
         self.sent_position = self.seen_from = load.upto
@@ -231,7 +231,7 @@ class Outbox:
 
     # -- replies
 
-    def on_reply(self, batch: InFlight, answer: ForwardReply) -> None:
+    def on_reply(self, batch: SentBatch, answer: ForwardReply) -> None:
         """Apply the destination's reply to a batch."""
         if answer.generation != self._total_of:
             # A new generation of a memory box counts from 0 again.
@@ -304,7 +304,7 @@ class Outboxes:
         self._waiting: deque[Outbox] = deque()
         #: Outboxes that may copy into a box of this shard, likewise (`local_copies.py`).
         self.local: deque[Outbox] = deque()
-        self._in_flight: dict[int, tuple[Outbox, InFlight]] = {}
+        self._in_flight: dict[int, tuple[Outbox, SentBatch]] = {}
         self._bytes_in_flight = 0
         self._numbers = itertools.count(1)
         self._retries: list[tuple[int, int, Outbox]] = []

@@ -22,7 +22,7 @@ log = logging.getLogger("streams.worker")
 
 #: How long one claim waits for a job, and so how long `stop` takes when there is none.
 _WAIT_MS = 2_000
-#: The same at the end of a drain, while outputs are on their way.
+#: How long a claim at the end of a drain waits, while outputs are in flight to their boxes.
 _OUTPUTS_WAIT_MS = 100
 #: Leases are extended so often within their length: two may fail and the third still comes in time.
 _EXTENSIONS_PER_LEASE = 4
