@@ -8,8 +8,7 @@ the replies of a turn leave together (`outgoing_replies.py`).
 
 Bounds: a request for a page that finds no room waits in `deferred_pages.py`; other requests go on. A
 connection is not read from while it has `_UNSENT_BYTES_MAX` unsent. A TCP peer, which serves one client only,
-is not read
-from while it has no room for a page. No connection is read from while the log cannot keep up
+is not read from while it has no room for a page. No connection is read from while the log cannot keep up
 (`engine/pressure.py`); the limit of the urgent link is higher. One message is at most `MESSAGE_BYTES_MAX`.
 """
 

@@ -166,7 +166,7 @@ class BoxHandlers:
                         True,
                         command.return_seqs,
                     )
-                    # The write may have been one in memory, which the class of today has yet to make good.
+                    # A write of a memory box has no lsn: then the reply waits for the change of class.
                     return context.answer(box, reply, entries, max(key.lsn, box.config_lsn))
             context.expire(box, now_ms, entries)
         box.check_conditions(command)

@@ -7,13 +7,13 @@ payload comes back through `load` when a command needs it, and may be dropped ag
               at 0  at 1  at 2  at 3        dead = {1: (1, 31), 2: (4, 120)}
 
 Rules of the file
-- The numbers of a batch never change; what dies in it is noted beside them.
+- The numbers of a batch never change; its dead records are noted beside them.
 - Which payloads are in memory never changes an answer: a command that needs a missing one raises `NotLoaded`
   and is handled again when it has been fetched.
 
 Invariants (`check`)
 - LIVE: `count` and `bytes` are those of the live records; batches before `front` have none.
-- LATER: nothing is left for later in a batch before `front`.
+- LATER: no deferred delete (`kill_later`) concerns a batch before `front`.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Segment:
         return self._payloads.get(at)
 
     def use(self, at: int) -> Batch:
-        """The payload of a batch, and a note that it was wanted; or `NotLoaded`."""
+        """Return the payload of a batch and mark it as used. Raises `NotLoaded` if it is not in memory."""
         batch = self._payloads.get(at)
         if batch is None:
             raise NotLoaded(self, at)

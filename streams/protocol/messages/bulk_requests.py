@@ -1,7 +1,7 @@
-"""Messages of bulk clients to commands, and what they are answered to bytes (docs/reference/wire.md).
+"""Decodes messages of bulk clients into commands, and encodes their replies (docs/reference/wire.md).
 
 Rules of the file
-- Everything comes from a client: it is checked here, and refused with what is wrong with it.
+- Everything comes from a client, so it is checked here. An error says what is wrong.
 """
 
 from __future__ import annotations

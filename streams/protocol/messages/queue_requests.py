@@ -1,4 +1,7 @@
-"""Bytes to commands of queues and groups, and replies to bytes (v0 §8, §10). `requests.py` calls it."""
+"""Decodes requests of queues and groups into commands, and encodes replies (v0 §8, §10).
+
+`requests.py` calls it.
+"""
 
 from __future__ import annotations
 
