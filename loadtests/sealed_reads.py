@@ -22,7 +22,12 @@ _BOX: Final = "catch-up"
 _DATA_BYTES: Final = 950
 _LIMIT: Final = 1000
 _CACHE_BYTES: Final = 32 << 20
-_SETTINGS: Final = {"cache_bytes": str(_CACHE_BYTES), "upkeep_bytes_per_s": "0"}
+#: Records that do not fill a segment are sealed when they are old: the last ones, and most of a quick run.
+_SETTINGS: Final = {
+    "cache_bytes": str(_CACHE_BYTES),
+    "upkeep_bytes_per_s": "0",
+    "segment_max_age_ms": "5000",
+}
 _SEALED_S_MAX: Final = 60.0
 _REPLY_BYTES_MAX: Final = 8 << 20
 

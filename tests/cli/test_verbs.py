@@ -176,6 +176,7 @@ def test_a_shell_completes_the_names_of_the_server(shell: Shell, client: streams
     assert completed("streams schedule show complete-") == ["complete-s"]
     shell.environ["STREAMS_URL"] = "http://127.0.0.1:9"
     assert completed("streams read complete-") == []
+    client.drop_router("complete-r")
 
 
 def test_records_of_a_stream_are_shown_as_their_text(server: Server, shell: Shell) -> None:

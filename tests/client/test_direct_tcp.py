@@ -186,6 +186,7 @@ PLAIN: dict[int, tuple[str, bytes]] = {
     wire.OP_EXTEND: ("", _JOBS),
     wire.OP_WORK: ("node=w", b""),
     wire.OP_WORK_END: ("node=w", b""),
+    wire.OP_LIST_JOBS: ("state=ready", b""),
     wire.OP_SET_PAUSED: ("paused=true", b""),
     wire.OP_RESCHEDULE: ("", b'{"seqs":[1],"delay_ms":1}'),
     wire.OP_REPRIORITIZE: ("", b'{"seqs":[1],"job_priority":1}'),

@@ -53,7 +53,7 @@ CONTRACT = {
         GET /v0/routers/{router}            POST /v0/boxes/{box}/diff       POST /v0/watch
         GET /v0/watch/{wid}                 GET /v0/metrics                 GET /metrics
         GET /v0/status                      GET /v0/history                 GET /v0/schedules
-        GET /v0/schedules/{schedule}
+        GET /v0/schedules/{schedule}        GET /v0/boxes/{box}/leases
     """,
     WRITE: """
         POST /v0/boxes/{box}                POST /v0/boxes/{box}/ack        POST /v0/boxes/{box}/nack

@@ -104,10 +104,11 @@ def test_the_image_refuses_to_be_open_to_all_without_being_told_to(image: Stage)
 def test_only_what_the_image_needs_is_sent_to_its_builder() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in ignored
-    copied = [
+    copied = {
         word.removeprefix("./").rstrip("/")
-        for step, rest in imagefile.instructions(DOCKERFILE.read_text())
+        for file in (DOCKERFILE, ROOT / "deploy" / "spark" / "Dockerfile")
+        for step, rest in imagefile.instructions(file.read_text())
         if step == "COPY" and "--from" not in rest
         for word in rest.split()[:-1]
-    ]
+    }
     assert sorted(copied) == sorted(line[1:] for line in ignored if line.startswith("!"))
