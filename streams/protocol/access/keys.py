@@ -44,7 +44,7 @@ _prefix = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}|[a-z0-9-]{8,48}/[^,|\s]
 
 
 class MalformedKey(ValueError):
-    """An entry that is no key. The message does not show it."""
+    """An entry that is not a valid key. The message does not contain the entry."""
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class KeyRing(msgspec.Struct, frozen=True):
 
 
 def bearer_of(header: str | None) -> str | None:
-    """The secret in an `Authorization` header, if it has one."""
+    """Return the secret of an `Authorization` header; None if it has none."""
     if header is None:
         return None
     scheme, _, secret = header.partition(" ")
@@ -121,12 +121,12 @@ def bearer_of(header: str | None) -> str | None:
 
 
 def entries_of_list(text: str) -> list[tuple[str, str]]:
-    """Comma-separated entries, each with what to call it."""
+    """Return the entries of a comma-separated list, each with its name for errors."""
     return [(f"entry {number}", entry.strip()) for number, entry in enumerate(text.split(","), 1)]
 
 
 def entries_of_lines(text: str) -> list[tuple[str, str]]:
-    """One entry a line; empty lines and lines that start with # are passed over."""
+    """Return the entries of a file: one per line, without empty lines and lines that start with #."""
     lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [(name, line) for name, line in lines if line and not line.startswith("#")]
 
@@ -134,10 +134,10 @@ def entries_of_lines(text: str) -> list[tuple[str, str]]:
 def parse_ring(
     entries: Iterable[tuple[str, str]], defaults: Limits | None = None
 ) -> tuple[KeyRing, list[str]]:
-    """The ring, and a warning for each weak key. Raises `MalformedKey`.
+    """Parse the key ring. Also return a warning for each weak key. Raises `MalformedKey`.
 
-    `defaults` are the limits of keys with prefixes. A key without prefixes may use everything on the server,
-    so what others store would count against it: it has the limits that its entry names, and no others.
+    `defaults` are the limits of keys with prefixes. A key without prefixes has only the limits of its entry:
+    it may use all boxes, so the data of other keys would count against default limits.
     """
     keys: dict[str, Key] = {}
     by_id: dict[str, Key] = {}

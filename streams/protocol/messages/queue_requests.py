@@ -84,7 +84,7 @@ _decode_commit = msgspec.json.Decoder(CommitBody).decode
 
 
 def _lease_ms(value: int) -> int:
-    """Clamped, like the box's own (v0 §1)."""
+    """Limit the length of a lease to the allowed range, as for a config (v0 §1)."""
     return min(max(value, LEASE_MS_MIN), LEASE_MS_MAX)
 
 
@@ -135,7 +135,8 @@ def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.C
 
 
 def _work_end(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
-    """The end of a `/work` stream, with the query of its claims. Sent before the first one too."""
+    """Decode the end of a `/work` stream. It has the same query as the claims. The gateway also sends it
+    before the first claim."""
     claim = _work(head, body, limits)
     return queues.ReleaseHolder(head.box, claim.holder)
 
@@ -174,7 +175,7 @@ def _ack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueComm
 
 
 class _OutputsBody(AckBody, forbid_unknown_fields=True, kw_only=True):
-    """An `AckBody` whose records stay the bytes that came."""
+    """An `AckBody` whose records are kept byte for byte."""
 
     outputs: dict[str, OutputRecords] | None = None  # type: ignore[assignment]
 
@@ -242,7 +243,7 @@ def _check_output(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 
 def _cut_error(error: str) -> str:
-    """An error of at most `ERROR_BYTES_MAX` bytes."""
+    """Cut an error text to `ERROR_BYTES_MAX` bytes."""
     content = error.encode("utf-8", "replace")
     return error if len(content) <= ERROR_BYTES_MAX else str(content[:ERROR_BYTES_MAX], "utf-8", "ignore")
 
@@ -277,7 +278,7 @@ def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueC
 def _selection(
     request: RescheduleBody | ReprioritizeBody | RequeueBody,
 ) -> tuple[tuple[int, ...], Match | None]:
-    """The jobs of a request: exactly one of `seqs` and `match`."""
+    """Return the jobs that a request selects with exactly one of `seqs` and `match`."""
     if (request.seqs is None) == (request.match is None):
         raise InvalidRequest("seqs, match: give exactly one of them", field="seqs")
     if request.match is not None:
@@ -456,7 +457,8 @@ def _encode_claim(reply: queues.ClaimResult) -> bytes:
 
 
 def _event(box: str, seq: int, job: bytes) -> bytes:
-    """A job as an event of a `/work` stream. A line break in JSON is white space, and ends a line in SSE."""
+    """Encode a job as an event of a `/work` stream. Line breaks in the JSON are white space, and would end
+    the line in SSE."""
     if b"\n" in job or b"\r" in job:
         job = job.replace(b"\n", b" ").replace(b"\r", b" ")
     return b'event: job\nid: %d\ndata: {"box":"%b",%b\n\n' % (seq, box.encode(), job[1:])

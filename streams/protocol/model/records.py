@@ -1,15 +1,13 @@
-"""Records as bytes: how a write becomes a batch, how the batch is stored, how a reader gets it.
+"""Renders the records of a write as a batch, and reads records out of stored batches.
 
-This is the only file that knows what a stored batch looks like inside. One append is one batch, and a
-batch keeps its records as one blob in the very form a reader gets by default:
+Only this file knows the layout of a stored batch. One append is one batch. It has its records as one blob, in
+the form that a reader gets by default:
 
     {"$seq":7,"$ts":1700000000000,"$node":"n","meta":{…},"data":…},{"$seq":8,…}
     └──────────────── record 0, end(0) ───────────────────────────┘^ comma
 
-so a read is a slice. (`binary_records.py` has the other encoding, of binary records; a read of these is a
-slice too.) Offsets are one column. Tags and nodes are columns of their own, absent if no record has any.
-`data` and `meta` are checked once as JSON and kept byte for byte; they are
-never decoded into objects on the way in or out.
+so a read is a slice (of binary records too: `binary_records.py`). Offsets are one column. Tags and nodes are
+columns that are absent if no record has any. `data` and `meta` are checked once as JSON and never decoded.
 
 Rules of the file
 - Work per batch, not per record: columns, `join` and table look-ups. Loops over records only where a
@@ -46,23 +44,23 @@ from streams.protocol.model.stored_records import with_meta as with_meta
 #: The encoding of a blob: records as JSON, or binary records (`binary_records.py`).
 JSON = 1
 BINARY = 2
-#: On disk alone: JSON with job fields behind the nodes. In memory it is JSON.
+#: Only on disk: JSON with job fields after the nodes. In memory the encoding is JSON.
 _JSON_WITH_JOB_FIELDS = 3
 
 
 class Columns(msgspec.Struct, gc=False):
-    """The records of one write, by column. A column is None when no record uses it."""
+    """The records of one write, as columns. A column that no record uses is None."""
 
     datas: list[Raw]
-    #: Joined with NUL, as a batch keeps them.
+    #: Joined with NUL, as in a batch.
     tags: bytes | None = None
     nodes: list[str | None] | None = None
     metas: list[Raw | None] | None = None
     times: list[int | None] | None = None
     job_fields: JobFields | None = None
-    #: For each record, how long after the write it is delivered.
+    #: For each record, the delay from the write to its delivery.
     delays_ms: list[int | None] | None = None
-    #: Running total of the lengths of `datas`, where it is known already.
+    #: Running total of the lengths of `datas`, if the parser has computed it.
     ends: array[int] | None = None
 
     @property
@@ -77,15 +75,15 @@ _HEAD = struct.Struct("<BBHIQqqIIII")
 _STRIDE_MAX = 0xFFFF
 _COMMA = b","
 
-#: Measured with tracemalloc: a batch with its numbers and the head of its blob, an array with the room it has
-#: to spare, a bytes object; each without what is in it.
+#: Overhead in bytes, measured with tracemalloc, without contents: of a batch with its numbers and the header
+#: of its blob, of an array with its spare room, of a bytes object.
 _OBJECT_BYTES = 300
 _ARRAY_BYTES = 96
 _TEXT_BYTES = 33
 
 
 class Batch:
-    """The records of one append, rendered. Immutable but for the owner's notes at the end of the slots."""
+    """The rendered records of one append. Immutable, except `lsn`, `dead`, `dead_bytes` (set by the box)."""
 
     __slots__ = (
         "blob",
@@ -127,21 +125,21 @@ class Batch:
         self.count = count
         self.first_ts = first_ts
         self.last_ts = last_ts
-        #: `$ts` of each record, or None when all have `first_ts`.
+        #: `$ts` of each record; None if all records have `first_ts`.
         self.times = times
-        #: Running total of the bytes that differ from record to record; see `end`. None for one record.
+        #: Running total of record sizes without `stride`; see `end`. None for a batch of one record.
         self.ends = ends
-        #: Bytes that every record adds besides those, its comma included.
+        #: Further bytes that each record has, including its comma: the same number for all records.
         self.stride = stride
-        #: Tags joined with NUL, "" where a record has none; None when no record has one.
+        #: Tags joined with NUL, "" for a record without a tag; None if no record has a tag.
         self.tags = tags
         #: Nodes likewise; a single value without NUL applies to all records.
         self.nodes = nodes
         self.blob = blob
-        #: How many routers these records have come through; 0 when they were written here.
+        #: How many routers have copied these records; 0 if a client wrote them to this box.
         self.hops = hops
         self.job_fields: JobFields | None = None
-        # The owner's notes: where the batch is logged, and how much of it no reader can get any more.
+        # Set by the box: the lsn of the batch, and the count and size of its dead records.
         self.lsn = 0
         self.dead = 0
         self.dead_bytes = 0
@@ -165,7 +163,7 @@ class Batch:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the records that are not dead, commas not counted."""
+        """The size of the records that are not dead, without commas."""
         return len(self.blob) - (self.count - 1) - self.dead_bytes
 
     @property
@@ -196,11 +194,11 @@ class Batch:
         return self.ends[index] + (index + 1) * self.stride - 1
 
     def size(self, first: int, last: int) -> int:
-        """Bytes of records first..last (indexes, both included), commas not counted."""
+        """Return the size of records first..last (indexes, both included), without commas."""
         return self.end(last) - self.start(first) - (last - first)
 
     def sizes(self) -> list[int]:
-        """Bytes of each record, commas not counted."""
+        """Return the size of each record, without its comma."""
         if self.ends is None:
             return [len(self.blob)]
         constant_bytes = self.stride - 1
@@ -208,20 +206,21 @@ class Batch:
         return [end - start + constant_bytes for start, end in zip(starts, self.ends, strict=False)]
 
     def text(self, first: int, last: int) -> bytes | memoryview:
-        """Records first..last as a reader gets them by default, a comma (or the like) between."""
+        """Return records first..last as a reader gets them by default, with separators between them."""
         if first == 0 and last == self.count - 1:
             return self.blob
         return memoryview(self.blob)[self.start(first) : self.end(last)]
 
     def index_within_bytes(self, first: int, last: int, bytes_max: int) -> int:
-        """The last index <= `last` whose records first..index fit into `bytes_max`, or first - 1."""
+        """Return the last index <= `last` for which records first..index fit into `bytes_max`, or first -
+        1."""
         limit = self.start(first) + bytes_max
         if self.end(last) <= limit:
             return last
         return bisect_right(range(self.count), limit, first, last + 1, key=self.end) - 1
 
     def index_from_size(self, first: int, bytes_wanted: int) -> int:
-        """The smallest index such that records first..index have at least `bytes_wanted` bytes."""
+        """Return the smallest index for which records first..index have at least `bytes_wanted` bytes."""
         low, high = first, self.count - 1
         while low < high:
             middle = (low + high) // 2
@@ -237,7 +236,7 @@ class Batch:
     ts_at_least = ts
 
     def index_from_ts(self, ts: int) -> int:
-        """The first index whose `$ts` is at least `ts`; `count` when there is none."""
+        """Return the first index whose `$ts` is at least `ts`; `count` if there is none."""
         if self.times is None:
             return 0 if self.first_ts >= ts else self.count
         low, high = 0, self.count
@@ -253,11 +252,11 @@ class Batch:
         return None if self.tags is None else str(self.tags, "utf-8").split("\0")
 
     def node_list(self) -> list[str] | None:
-        """A node for each record, or one for all of them, or None."""
+        """Return the node of each record, or a single node for all records; None if there is none."""
         return None if self.nodes is None else str(self.nodes, "utf-8").split("\0")
 
     def tags_of(self, first: int, last: int) -> bytes:
-        """Tags of records first..last, joined with NUL as in the column."""
+        """Return the tags of records first..last, joined with NUL as in the column."""
         if self.tags is None:
             return b"\0" * (last - first)
         if first == 0 and last == self.count - 1:
@@ -265,7 +264,7 @@ class Batch:
         return b"\0".join(self.tags.split(b"\0")[first : last + 1])
 
     def text_as(self, first: int, last: int, *, tags: bool, meta: bool, data: bool) -> bytes | memoryview:
-        """Records first..last as JSON, in another form than the default one."""
+        """Return records first..last as JSON with the selected fields."""
         if self.encoding == BINARY:
             return binary_records.render_json(bytes(self.text(first, last)), meta=meta, data=data)
         fields = self.job_fields if tags else None
@@ -289,8 +288,9 @@ class Batch:
         return _COMMA.join(parts)
 
     def plain_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Records first..last as stretches in which they differ in nothing but seq and data: (first, last,
-        bytes in front of the data). Empty when only decoding the records would show it."""
+        """Divide records first..last into runs in which only seq and data differ, so that a caller can find
+        the data without decoding: (first, last, bytes before the data). Empty for batches that need
+        decoding."""
         irregular = (
             self.count == 1 or self.times is not None or (self.nodes is not None and b"\0" in self.nodes)
         )
@@ -298,7 +298,7 @@ class Batch:
             return []
         fixed_bytes = len(b'{"$seq":') + len(_middle(self.first_ts, self.nodes, None))
         runs: list[tuple[int, int, int]] = []
-        while first <= last:  # to where the seqs get one more digit
+        while first <= last:  # a run ends where the seqs get one more digit
             digits = len(str(self.first_seq + first))
             end = min(last, 10**digits - 1 - self.first_seq)
             runs.append((first, end, fixed_bytes + digits))
@@ -306,10 +306,10 @@ class Batch:
         return runs
 
     def part(self, first: int, last: int) -> Batch:
-        """Records first..last (indexes, both included) as a batch of their own, byte for byte the same.
+        """Return a new batch with records first..last (indexes, both included), byte for byte the same.
 
-        Columns that none of them uses are absent, as if they alone had been written. The owner's notes are
-        not taken over. A part that is all of the batch shares its blob.
+        Columns that none of these records uses are absent. `lsn`, `dead` and `dead_bytes` are not copied. A
+        part with all records shares the blob.
         """
         assert 0 <= first <= last < self.count
         ends, times = self.ends, self.times
@@ -360,8 +360,8 @@ class Batch:
 
     @classmethod
     def peek(cls, content: memoryview) -> tuple[int, int, bool]:
-        """(first seq, records, whether another part confirms how many) of a batch that is damaged somewhere.
-        Raises `struct.error` if it is too short to be one."""
+        """Return (first seq, number of records, True if other bytes confirm this number) of a damaged batch.
+        Raises `struct.error` if it is too short for a batch."""
         _, _, _, count, first_seq, _, _, ends_n, *_ = _HEAD.unpack_from(content)
         if count > 0 and ends_n == 4 * count:
             return first_seq, count, True
@@ -428,8 +428,8 @@ def _part_of_nodes(nodes: bytes | None, first: int, last: int) -> bytes | None:
 
 
 def columns_of(text: bytes, *, tags: bytes | None, keep_nodes: bool) -> Columns:
-    """Stored records as columns of a write, to be rendered again in another box. `data` and `meta` stay the
-    bytes they are."""
+    """Convert stored records to the columns of a write to another box. `data` and `meta` are copied byte for
+    byte."""
     records = decode_records(b"[" + text + b"]")
     metas: list[Raw | None] = [record.meta if len(record.meta) else None for record in records]
     nodes: list[str | None] | None = None
@@ -465,9 +465,9 @@ def resolve_times(
     allow_future: bool,
     field: str = "ts",
 ) -> int | array[int]:
-    """The `$ts` of a write's records: one number when they all share it. `field` is what the client calls it.
+    """Return the `$ts` of the records of a write: one number if all are equal. `field` is its name in errors.
 
-    Times never go back: not inside a box (`not_before` is its last one) and not inside a write.
+    Times never go back, neither in a box (`not_before` is the last one of the box) nor within a write.
     """
     arrival = max(now_ms, not_before)
     if mode == "arrival" or (times is None and mode == "client-prefer"):
@@ -487,7 +487,7 @@ def resolve_times(
 
 
 def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batch:
-    """Render records as the batch that starts at `first_seq`; job fields are the caller's."""
+    """Render records as the batch that starts at `first_seq`; the caller adds job fields."""
     count = len(columns.datas)
     uniform_ts = times if isinstance(times, int) else None
     if count == 1 and uniform_ts is not None and columns.nodes is None and columns.metas is None:
@@ -504,7 +504,7 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
         blob = _joined_records(first_seq, [middle] * count, columns.datas)
         stride = len(b'{"$seq":') + len(str(first_seq)) + len(middle) + len(b"},")
         if len(str(first_seq)) == len(str(first_seq + count - 1)) and stride <= _STRIDE_MAX:
-            # By way of a list: an array that takes from an iterator costs twice as much.
+            # From a list, because building an array from an iterator costs twice as much.
             ends = columns.ends or array("I", list(accumulate(map(len, columns.datas))))
         else:
             ends, stride = _ends_over_digits(first_seq, len(middle), columns.datas), 1
@@ -528,7 +528,7 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
 
 
 def _render_one(columns: Columns, first_seq: int, ts: int) -> Batch:
-    """Render one record without node and meta, the most common append."""
+    """Render one record without node and meta: the most common append."""
     return Batch(
         encoding=JSON,
         first_seq=first_seq,
@@ -563,7 +563,7 @@ def render_binary(tails: Sequence[bytes], *, first_seq: int, times: int | array[
 
 
 def _joined_nodes(column: list[str | None] | None) -> bytes | None:
-    """Nodes as a batch keeps them: one value when all are the same."""
+    """Return the nodes as a batch stores them: one value if all are the same."""
     if column is None:
         return None
     if column.count(column[0]) == len(column):
@@ -574,7 +574,7 @@ def _joined_nodes(column: list[str | None] | None) -> bytes | None:
 
 
 def _middle(ts: int, node: bytes | None, meta: Raw | None) -> bytes:
-    """Everything of a record between its seq and its data."""
+    """Render the part of a record between its seq and its data."""
     text = b',"$ts":%d' % ts
     if node:
         text += b',"$node":%b' % msgspec.json.encode(str(node, "utf-8"))
@@ -595,7 +595,7 @@ def _middles(columns: Columns, times: int | array[int], one_node: bytes | None) 
 
 
 def _joined_records(first_seq: int, middles: list[bytes], datas: list[Raw]) -> bytes:
-    """Four columns interleaved and joined once: opening with the high digits, low digits, middle, data."""
+    """Join the records, each of four parts: opening with high digits of the seq, low digits, middle, data."""
     count = len(datas)
     openings: list[bytes] = []
     lows: list[bytes] = []
@@ -616,7 +616,7 @@ def _joined_records(first_seq: int, middles: list[bytes], datas: list[Raw]) -> b
 
 
 def _ends_over_digits(first_seq: int, middle: int, datas: list[Raw]) -> array[int]:
-    """Ends for a batch whose records differ in their data and in how many digits their seqs have."""
+    """Compute `ends` for a batch whose records differ only in their data and in the digits of their seqs."""
     lengths: list[int] = []
     at, count = 0, len(datas)
     while at < count:
@@ -629,7 +629,7 @@ def _ends_over_digits(first_seq: int, middle: int, datas: list[Raw]) -> array[in
 
 
 def _explicit_ends(first_seq: int, middle_lengths: list[int], datas: list[Raw]) -> tuple[array[int], int]:
-    """Ends for a batch whose records differ in more than their data."""
+    """Compute `ends` for a batch whose records also differ in other fields."""
     fixed_bytes = len(b'{"$seq":}')
     lengths = [
         fixed_bytes + len(str(seq)) + middle + len(data)

@@ -149,14 +149,14 @@ def _offsets(values: Sequence[bytes]) -> bytes:
 
 
 class Rows(msgspec.Struct, gc=False):
-    """The rows of one box, out of a message."""
+    """The rows of a message for one box."""
 
     box: str
     columns: Columns
 
 
 def unpack(head: PackedHead, body: bytes, limits: RecordLimits) -> list[Rows]:
-    """The rows of each box, checked. Raises `InvalidRequest` and its like."""
+    """Decode and check a message; return the rows of each box. Raises `InvalidRequest` or `…TooLarge`."""
     _check_boxes(head, limits)
     return _Unpacking(head, body, limits).rows()
 
@@ -237,7 +237,7 @@ class _Unpacking:
         return offsets
 
     def _json(self, column: str, size: int) -> tuple[list[Raw], list[int]]:
-        """The values, and where each ends."""
+        """Return the values, and the position after each."""
         offsets = self._offsets()
         text = self._take(size)
         try:
@@ -319,7 +319,7 @@ class _Unpacking:
     def _join_texts(
         self, column: tuple[array[int], bytes], first: int, end: int, field: str, bytes_max: int
     ) -> bytes | None:
-        """The texts of a box, joined as they came; None when all are empty."""
+        """Join the texts of a box in their order; None if all are empty."""
         offsets, text = column
         start, stop = offsets[first] + first, offsets[end] + end - 1
         box_text = text[start:stop]
@@ -384,8 +384,8 @@ class _Unpacking:
 
 
 def _all_short(text: bytes, bytes_max: int) -> bool:
-    """Return True if certainly no text is longer: a longer one would fill one of these windows. A few
-    nanoseconds a text; to measure each takes forty."""
+    """Return True if certainly no text is too long: a longer text would fill one of these windows. This takes
+    a few nanoseconds per text; measuring each text takes 40."""
     window = max(1, bytes_max // 2)
     return all(text.find(b"\0", at, at + window) >= 0 for at in range(0, len(text) - window + 1, window))
 
@@ -405,7 +405,7 @@ def sizes_of(head: PackedHead, body: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 def join_columns(pieces: Sequence[Columns]) -> Columns:
-    """The rows of several messages for one box, as one write."""
+    """Join the rows of several messages for one box into one write."""
     if len(pieces) == 1:
         return pieces[0]
     columns = Columns([raw for piece in pieces for raw in piece.datas])
