@@ -1,4 +1,4 @@
-"""Finds the seqs of a box that are missing, from its batches and from the names in its snapshot."""
+"""Finds the missing seqs of a box: compares its batches with those that its snapshot lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shard.core.snapshot_facts import BoxFacts
 
 
 def find_uncovered(box: Box) -> list[tuple[int, int]]:
-    """Return the ranges of seqs that are in no batch. Some of them may have been dead; nothing says which."""
+    """Return the ranges of seqs that are in no batch. Some of these records may have been dead."""
     ranges: list[tuple[int, int]] = []
     next_seq = box.log.earliest_seq
     for span in box.log.spans():
@@ -26,18 +26,18 @@ def find_lost(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, i
 
     They follow from the order of batches in the snapshot and from the seqs of their intact neighbours.
     """
-    present = {batch.lsn: batch for batch in box.log.tail.batches}
-    there = {segment.serial: segment for segment in box.log.segments}
+    present_batches = {batch.lsn: batch for batch in box.log.tail.batches}
+    present_segments = {segment.serial: segment for segment in box.log.segments}
     #: (first seq, last seq) of each segment and batch, in order; 0 if unknown.
     places: list[tuple[int, int]] = []
     for each in facts.segments:
-        segment = there.get(each.serial)
+        segment = present_segments.get(each.serial)
         is_lost = each.serial in serials or segment is None
         places.append(
             (each.first_seq, 0) if is_lost or segment is None else (each.first_seq, segment.last_seq)
         )
     for lsn in array("Q", facts.batches):
-        batch = present.get(lsn)
+        batch = present_batches.get(lsn)
         places.append((0, 0) if batch is None else (batch.first_seq, batch.last_seq))
     ranges: list[tuple[int, int]] = []
     next_seq = facts.earliest_seq

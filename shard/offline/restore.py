@@ -4,10 +4,11 @@
     segment objects ─────────────── copied and verified ───────────────► the segments of the new owner
 
 Up to a point in time: records with a later `$ts`, and boxes created later, are left out. Records deleted or
-evicted between that time and the backup stay so, and configs, fences and keys are those of the backup: a
-backup holds the current state, not its history. Marks of later transactions are dropped. Dead letters, and
-jobs that were requeued from dead letters, are retained beyond the time if their job existed then: there is
-no other copy. Tags whose record of that time compaction has deleted are counted, and readers see a tombstone.
+evicted between that time and the backup do not come back, and configs, fences and keys are those of the
+backup: a backup holds the current state, not its history. Marks of later transactions are dropped. Dead
+letters, and jobs that were requeued from dead letters, are retained beyond the time if their job existed
+then: there is no other copy. If compaction has deleted the record that a tag had at that time, the tag is
+counted, and readers see a tombstone.
 
 After all shards are built, `reconcile.py` makes them agree about state that two boxes share.
 
@@ -78,7 +79,7 @@ def choose_backup(target: BackupStore, *, id: str = "", until_ms: int | None = N
             try:
                 if target.load(candidate).taken_ms >= until_ms:
                     return candidate
-            except BadSignature:  # an older backup, from before there was a key
+            except BadSignature:  # an older backup, made before backups were signed
                 continue
     return ids[-1]
 

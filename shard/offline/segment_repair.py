@@ -2,7 +2,7 @@
 
 Rules of the file
 - The damaged folder is only read. A rewritten segment goes into the new folder, under a new serial.
-- A cold store that does not answer proves nothing about its content: the repair is refused.
+- If the cold store does not answer, its segments may still be intact: the repair is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class SegmentRepair:
         self._rewritten_segments: set[Name] = set()
         #: Indexes of segments in the cold store whose stub must be rewritten.
         self.stubs_to_write: dict[Name, SegmentIndex] = {}
-        #: Stubs that nothing names: they make the server drop the copies in the cold store.
+        #: Stubs of segments that no box has any more. The server deletes them with their copies in the cold
+        #: store.
         self.stubs_to_drop: list[str] = []
 
     def __repr__(self) -> str:
@@ -204,7 +205,7 @@ class SegmentRepair:
         self._note_damage(segment, bad)
 
     def _bad_batches(self, source: Source, index: SegmentIndex) -> Iterator[int]:
-        """Yield the batches that cannot be read; of consecutive ones with one reason, note the first."""
+        """Yield the positions of unreadable batches. Consecutive ones with the same reason get one note."""
         last_reason = ""
         for at in range(len(index)):
             try:
@@ -222,8 +223,8 @@ class SegmentRepair:
             return FileSource(self._disk, path)
         return self._store.source_in_cold(name, index.file_bytes)
 
-    def _note_damage(self, segment: Segment, ats: set[int]) -> None:
-        self._damaged_batches.setdefault(segment.generation, {})[segment.serial] = ats
+    def _note_damage(self, segment: Segment, positions: set[int]) -> None:
+        self._damaged_batches.setdefault(segment.generation, {})[segment.serial] = positions
 
     def _read(self, segment: Segment, at: int) -> Batch:
         name = Name.of(segment)

@@ -1,5 +1,7 @@
-"""Waiting, and running things side by side, for tasks of trio and asyncio; `concurrency.py` has the same for
-threads."""
+"""Primitives to wait and to run functions concurrently, for tasks of trio and asyncio.
+
+`concurrency.py` has the same classes and functions for threads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ async def asleep(seconds: float) -> None:
 
 
 class AsyncFlag:
-    """Set once; waited for by any number."""
+    """An event that is set once. Any number of tasks can wait for it."""
 
     __slots__ = ("_event",)
 
@@ -40,7 +42,8 @@ class AsyncFlag:
 
 
 class AsyncBell:
-    """Rung any number of times; each wait ends at the first ring since the last wait ended."""
+    """A signal that can be sent (`ring`) any number of times. A wait ends at once if the bell was rung since
+    the last wait ended."""
 
     __slots__ = ("_event",)
 
@@ -58,7 +61,8 @@ class AsyncBell:
 
 
 class AsyncCrew:
-    """Tasks that end with the block. The first failure ends the others and is raised."""
+    """A group of tasks. The block ends when all tasks have ended; the first failure cancels the others and is
+    raised."""
 
     def __init__(self) -> None:
         self._group = anyio.create_task_group()
@@ -71,7 +75,7 @@ class AsyncCrew:
         self._group.start_soon(work, *args)
 
     def cancel(self) -> None:
-        """Ends the tasks where they wait."""
+        """Cancel all tasks."""
         self._group.cancel_scope.cancel()
 
     async def __aexit__(
@@ -91,5 +95,5 @@ def ashield(seconds: float) -> AbstractContextManager[object]:
 
 
 async def ain_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run a blocking call in a thread, so that other tasks go on."""
+    """Run a blocking call in a thread, so that other tasks continue."""
     return await anyio.to_thread.run_sync(lambda: work(*args))

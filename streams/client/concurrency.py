@@ -1,8 +1,8 @@
-"""Waiting, and running things side by side, for threads.
+"""Primitives to wait and to run functions concurrently, for threads.
 
-The client is written once, for tasks; its twin for threads is that text with `Async` taken out. The parts
-that differ are here and, with the same names, in `async_concurrency.py`. State that both kinds touch is
-guarded by a plain lock that is never held over a wait, which costs a task nothing.
+The client is written once, for tasks. Its twin for threads is generated from it, by removing `Async` and
+`await`. The parts that differ are here and, with the same names, in `async_concurrency.py`. Shared state is
+guarded by a plain lock in both. The lock is never held during a wait, so it does not block an event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def sleep(seconds: float) -> None:
 
 
 class Flag:
-    """Set once; waited for by any number."""
+    """An event that is set once. Any number of threads can wait for it."""
 
     __slots__ = ("_event",)
 
@@ -41,7 +41,8 @@ class Flag:
 
 
 class Bell:
-    """Rung any number of times; each wait ends at the first ring since the last wait ended."""
+    """A signal that can be sent (`ring`) any number of times. A wait ends at once if the bell was rung since
+    the last wait ended."""
 
     __slots__ = ("_event",)
 

@@ -55,7 +55,7 @@ def test_an_owner_gains_nothing_by_leaving_and_coming_back() -> None:
     queue = filled(("line", 300, 1.0))
     popped: Counter[str] = Counter()
     for number in range(200):
-        if not any(owner == "single" for owner in queue._lines):
+        if not any(owner == "single" for owner in queue._items):
             queue.push("single", ("single", number), 3.0)
         popped[queue.pop()[0]] += 1
     assert abs(3 * popped["single"] - popped["line"]) <= 4

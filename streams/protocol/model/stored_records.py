@@ -1,4 +1,4 @@
-"""Decodes stored records, as `Batch.text` returns them. `data` and `meta` stay the bytes they are."""
+"""Decodes stored records, as `Batch.text` returns them. `data` and `meta` are not decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RecordColumns(NamedTuple):
 
 
 def split_columns(texts: Sequence[bytes | memoryview]) -> RecordColumns:
-    """Decode stretches of records, each as `Batch.text` returns it, into columns."""
+    """Decode texts that `Batch.text` has returned, each with some records, into columns."""
     records = decode_records(b"[" + _COMMA.join(texts) + b"]")
     raws = [bytes(record.node) for record in records]
     names = {raw: msgspec.json.decode(raw) if raw else "" for raw in set(raws)}
@@ -68,14 +68,14 @@ _decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def metas_of(text: bytes | memoryview) -> list[dict[str, Raw]]:
-    """`meta` of each of these records; its values stay the bytes they are."""
+    """Return `meta` of each record; its values are not decoded."""
     return [
         _decode_meta(record.meta) if len(record.meta) else {} for record in decode_records(b"[" + text + b"]")
     ]
 
 
 def with_meta(text: bytes, fields: dict[str, bytes], *, without: Sequence[str] = ()) -> bytes:
-    """One record with these fields in its `meta`, and others taken out. Nothing else of it changes."""
+    """Return the text of one record with `fields` added to its `meta`, and the fields `without` removed."""
     (record,) = decode_records(b"[" + text + b"]")
     meta: dict[str, Raw] = _decode_meta(record.meta) if len(record.meta) else {}
     meta = {name: value for name, value in meta.items() if name not in without}
