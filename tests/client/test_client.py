@@ -375,6 +375,28 @@ def test_a_worker_drains_a_queue_also_of_what_others_give_back(client: streams.C
     assert sorted(done) == [0, 1, 2, 3] and done[-1] == 0
 
 
+def test_a_drain_waits_for_outputs(client: streams.Client, name: str) -> None:
+    """They may be jobs of this queue. Here they wait for room in another box."""
+    queue, results = client.queue(name), client.box(f"{name}.results")
+    queue.create()
+    results.create(cap_records=1, discard="reject")
+    results.append("old")
+    queue.append(1)
+    pending_at_end: list[int] = []
+
+    def drain() -> None:
+        queue.worker(lambda job: streams.JobOutputs({results.name: ["new"]})).run(drain=True)
+        pending_at_end.append(queue.state().queue.outputs_pending)
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    while not queue.state().queue.outputs_error:
+        pass
+    results.delete(before_seq=2)
+    thread.join()
+    assert pending_at_end == [0] and [record.data for record in results.read()] == ["new"]
+
+
 def test_data_can_be_had_as_it_was_written(client: streams.Client, name: str) -> None:
     text = b"[4.50,1e400]"
     queue = client.queue(name)
