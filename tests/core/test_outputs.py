@@ -419,6 +419,7 @@ def test_a_change_of_class_strands_no_outputs(source: QueueDriver, dest: Driver,
     source.do(source.outputs_of(1, done=["a"]))
     source.do(commands.PutBox("b", patch(durability="memory")))
     source.do(source.outputs_of(2, key="k2", done=["b"]))
+    assert collect(source) == [], "neither the first plan nor the change of class is durable"
     source.sync()
     carry_all(source, dest)
     assert copies(dest, "done") == ["a", "b"] and pending(source) == 0

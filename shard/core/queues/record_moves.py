@@ -228,8 +228,11 @@ class Moves:
 
     def on_plan(self, box: Box, outbox: PlannedOutbox, lsn: int) -> None:
         """Send what was planned by the change at `lsn` when it is durable. 0 = the box is in memory."""
+        waiting = self._until_uploaded if box.is_object else self._until_durable
+        if not lsn and box.config_lsn > self._context.durability.durable_lsn:
+            # A power cut may undo the change of class, and with it earlier plans of these positions.
+            lsn = max(box.config_lsn, waiting[-1][0] if waiting else 0)
         if lsn:
-            waiting = self._until_uploaded if box.is_object else self._until_durable
             waiting.append((lsn, outbox, outbox.last_position))
         else:
             outbox.sendable_position = outbox.last_position
