@@ -19,6 +19,7 @@ from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, LeaseLost, PayloadTooLarge, StreamsError
+from streams.protocol.messages.query import Query
 from streams.protocol.messages.queue_requests import decode_ack_with_outputs
 from streams.protocol.messages.queues import OUTPUT_BYTES_MAX, CheckOutputReply
 from streams.protocol.model.records import Columns
@@ -54,7 +55,8 @@ async def ack_with_outputs(dispatch: Dispatch, request: Request, box: str, body_
         account=request.account,
     )
     try:
-        ack = decode_ack_with_outputs(head(box, request.query), body, _NO_LIMITS)
+        Query(request.query).reject_unknown()
+        ack = decode_ack_with_outputs(head(box, ""), body, _NO_LIMITS)
     except InvalidRequest:
         # If the box is no queue, that is reported first.
         await dispatch.to_owner(wire.OP_REQUIRE_QUEUE, wire.RequestHead(box), b"")

@@ -115,6 +115,17 @@ def test_outputs_into_a_queue_are_jobs(api, box, done):
 ONE = {"records": [{"data": 1}]}
 
 
+@pytest.mark.parametrize("query", ["only_repeats=true", "logs=d"])
+def test_a_request_has_no_parameters(api, box, query):
+    """These two are between the processes of the server."""
+    filled(api, box, 1)
+    api.claim(box)
+    body = {"node": "w", "seqs": [1], "idempotency_key": "k", "outputs": {f"{box}.d": ONE}}
+    with api.unchanged(box):
+        response = api.send("POST", f"/v0/boxes/{box}/ack?{query}", body)
+        api.refused(response, 400, "invalid_request", query.partition("=")[0])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("fields", "mentions"),
