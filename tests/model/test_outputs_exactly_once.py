@@ -14,14 +14,14 @@ from typing import NamedTuple
 from unittest.mock import patch as replaced
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages import queues
+from streams.protocol.messages import commands, queues
 from streams.protocol.messages.forwards import ReportDelivery
 from tests.model.test_dead_letters_exactly_once import Side
 from tests.support.carrying import Given, bring, carry_all, collect, copies
-from tests.support.machines import sampled
+from tests.support.machines import patch, sampled
 
 
 class Acked(NamedTuple):
@@ -124,6 +124,10 @@ class OutputsOnce(RuleBasedStateMachine):
         driver = self.other.driver
         driver.put("small", cap_records=max(cap, driver.state("small").count, 1))
 
+    @rule(box=st.sampled_from(["q", "near"]), durability=st.sampled_from(["disk", "fsync"]))
+    def change_class(self, box: str, durability: str) -> None:
+        self.queue.driver.do(commands.PutBox(box, patch(durability=durability)))
+
     # -- lives
 
     @rule(of_queue=st.booleans())
@@ -147,6 +151,19 @@ class OutputsOnce(RuleBasedStateMachine):
         for side in (self.queue.driver, self.other.driver):
             side.now_ms += ms
             side.tick()
+
+    # -- always
+
+    @invariant()
+    def an_output_is_visible_or_pending(self) -> None:
+        boxes = self.queue.driver.machine.boxes
+        if "near" not in boxes:
+            return
+        outputs = boxes["q"].outputs
+        near = None if outputs is None else outputs.queues.get("near")
+        pending_count = 0 if near is None else near.pending_count
+        acked_count = sum(len(ack.outputs.get("near", ())) for ack in self.acks)
+        assert boxes["near"].log.visible_totals()[0] + pending_count >= acked_count
 
     # -- the end
 
