@@ -282,6 +282,21 @@ def test_an_output_is_pending_until_readers_see_it(source: QueueDriver, durabili
     assert copies(source, "done") == list(range(1, 20))
 
 
+def test_arrived_outputs_are_confirmed_while_nothing_may_be_copied(source: QueueDriver) -> None:
+    """The disk is nearly full, so the relay has what is to be copied."""
+    source.put("done", durability="fsync")
+    source.append(1)
+    source.claim()
+    source.ask(source.outputs_of(1, done=["a"]))
+    copier = source.machine.local_copies
+    source.copy_locally()
+    assert not copier.can_confirm
+    source.sync()
+    assert copier.can_confirm and pending(source) == 1
+    source.keep(copier.confirm(source.now_ms))
+    assert (copies(source, "done"), pending(source)) == (["a"], 0)
+
+
 def test_job_fields_of_outputs(source: QueueDriver, dest: Driver) -> None:
     """Unlike copies of a router, outputs are new jobs: they keep their time."""
     queue = QueueDriver()
