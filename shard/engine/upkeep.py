@@ -67,6 +67,9 @@ _PAUSE_S, _PAUSE_S_MAX = 0.25, 60.0
 #: How often to check while boxes wait to be quiet enough for compaction.
 _COMPACTION_PAUSE_S = 1.0
 
+#: A pause between two jobs is checked this often: meanwhile writers may exceed the limit of unsealed memory.
+_PACE_STEP_S = 0.02
+
 #: Boxes that a sweep visits in one step, a fraction of a millisecond, and the pause between two steps.
 _SWEEP_BOXES, _SWEEP_REST_S = 256, 0.001
 
@@ -381,5 +384,11 @@ class Upkeep:
         self._log_outcome(self._machine.upkeep(change))
 
     async def _pace(self, written_bytes: int) -> None:
-        is_unlimited = not self._bytes_per_s or self.is_pressed
-        await self._sleep(0 if is_unlimited else written_bytes / self._bytes_per_s)
+        """Pause after a job, so that jobs write at most `bytes_per_s`. The pause ends early if unsealed
+        batches exceed their limit: otherwise nothing would be sealed until writers are blocked."""
+        pause_s = written_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
+        await self._sleep(0)
+        while pause_s > 0 and not self.is_pressed:
+            step_s = min(pause_s, _PACE_STEP_S)
+            await self._sleep(step_s)
+            pause_s -= step_s

@@ -6,7 +6,7 @@ handler saw must be a prefix of that list, equal in every part: a request smuggl
 by it, is in one list only. The edge may be stricter than the reference, never laxer; bytes that were not
 mutated it must serve in full.
 
-`STREAMS_FUZZ_SECONDS` (60) says for how long, `STREAMS_FUZZ_SEED` repeats a run, and with it
+`STREAMS_FUZZ_SECONDS` (25) says for how long, `STREAMS_FUZZ_SEED` repeats a run, and with it
 `STREAMS_FUZZ_CASE` repeats one case. It runs in a process of its own that is nice to the tests beside it:
 they must end, and this would take a whole core for as long as it may.
 """
@@ -39,7 +39,7 @@ from tests.gateway.edge_harness import (
     running_front,
 )
 
-SECONDS = float(os.environ.get("STREAMS_FUZZ_SECONDS", "60"))
+SECONDS = float(os.environ.get("STREAMS_FUZZ_SECONDS", "25"))
 SEED = int(os.environ.get("STREAMS_FUZZ_SEED") or random.SystemRandom().randrange(10**9))
 ONE_CASE = os.environ.get("STREAMS_FUZZ_CASE")
 NICE = 5

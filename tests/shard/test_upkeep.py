@@ -98,3 +98,28 @@ async def test_a_box_is_sealed_when_it_is_old_enough_though_nothing_happens(
     while not upkeep.segments_sealed:  # a thread writes the file
         await trio.to_thread.run_sync(lambda: None)
     assert len(driver.machine.boxes["b"].log.segments) == 1
+
+
+async def test_the_pause_after_a_job_ends_when_unsealed_batches_exceed_their_limit(
+    driver: Driver, upkeep: _CountingUpkeep, autojump_clock: MockClock
+) -> None:
+    upkeep._bytes_per_s, upkeep._unsealed_bytes_max = 1, 100
+    began_s = trio.current_time()
+
+    async def append_later() -> None:
+        await trio.sleep(10)
+        driver.append("x" * 200)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(append_later)
+        await upkeep._pace(3600)
+        assert trio.current_time() - began_s == pytest.approx(10, abs=0.1)
+
+
+async def test_the_pause_after_a_job_lasts_as_long_as_the_rate_asks(
+    upkeep: _CountingUpkeep, autojump_clock: MockClock
+) -> None:
+    upkeep._bytes_per_s = 1000
+    began_s = trio.current_time()
+    await upkeep._pace(2500)
+    assert trio.current_time() - began_s == pytest.approx(2.5)
