@@ -17,17 +17,23 @@ does not wait, as long as fewer than `URGENT_MAX` are in flight.
 link of their own, so that no other answer waits behind them, and at most `PAGE_WINDOW_BYTES` of them are in
 flight. Small pages use the same link as other requests and do not wait here.
 
+**Waiting inline.** An append that runs inline (`inline.py`) waits without a task: a task would double its
+cost in a gateway. `leave` resumes it, so it sends its frame inside that call. It has no timer of its own:
+`sample`, which is called at least four times a second, ends waits that are over.
+
 Bounds: `WAITING_MAX` requests wait in each queue, none for longer than `WAIT_S_MAX`. After that a request is
 refused with a `Retry-After`, and nothing of it was done. Inputs of S2 sessions are the exception: each
 session has at most one here, and it waits without a time limit."""
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from math import inf
 
 import trio
 
+from gateway.admission import inline
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.inline import need_task
 from gateway.admission.request_scheduler import REQUEST_COST
@@ -56,11 +62,23 @@ _SIZES_MAX = 4096
 class _Window:
     """Bounds the number and the bytes of requests in flight, and queues the requests that wait."""
 
-    __slots__ = ("_bytes_max", "_queue", "bytes_used", "in_flight", "paced_count", "throttled_count")
+    __slots__ = (
+        "_bytes_max",
+        "_inline",
+        "_is_letting_in",
+        "_queue",
+        "bytes_used",
+        "in_flight",
+        "paced_count",
+        "throttled_count",
+    )
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._queue: FairQueue[Waiter] = FairQueue()
+        #: Waiters without a task, in order of arrival: (end of the wait, owner, waiter).
+        self._inline: deque[tuple[float, str, Waiter]] = deque()
+        self._is_letting_in = False
         self.bytes_used = 0
         self.in_flight = 0
         #: Counters since start. Metrics only: no decision depends on them.
@@ -92,6 +110,8 @@ class _Window:
         waiter = Waiter(size)
         self._queue.push(owner, waiter, REQUEST_COST + size)
         self.paced_count += 1
+        if inline.current_run is not None:
+            self._inline.append((since_s + wait_s_max, owner, waiter))
         if not await waiter.wait(partial(self._queue.remove, owner, waiter), wait_s_max):
             raise self._refusal(WAIT_S_MAX)
         return trio.current_time() - since_s
@@ -104,10 +124,25 @@ class _Window:
             self.let_in()
 
     def let_in(self) -> None:
-        while self._queue and self._has_room():
-            waiter = self._queue.pop()
-            self.go_in(waiter.size)
-            waiter.grant()
+        if self._is_letting_in:  # a waiter that runs inline has left again: the loop that resumed it goes on
+            return
+        self._is_letting_in = True
+        try:
+            while self._queue and self._has_room():
+                waiter = self._queue.pop()
+                self.go_in(waiter.size)
+                waiter.grant()
+        finally:
+            self._is_letting_in = False
+
+    def end_waits(self, now_s: float) -> None:
+        """Refuse the inline waiters whose time is over."""
+        waiters = self._inline
+        while waiters and (waiters[0][0] <= now_s or not self._queue.has(*waiters[0][1:])):
+            _, owner, waiter = waiters.popleft()
+            if self._queue.has(owner, waiter):
+                self._queue.remove(owner, waiter)
+                waiter.fail(self._refusal(WAIT_S_MAX))
 
     def _refusal(self, waited_s: float) -> Throttled:
         self.throttled_count += 1
@@ -152,9 +187,7 @@ class AppendLimiter(_Window):
         self.was_used = True
         waited_s = 0.0
         if not self._try_enter(size, is_urgent):
-            await need_task()
-            if not self._try_enter(size, is_urgent):
-                waited_s = await self.wait(owner, size)
+            waited_s = await self.wait(owner, size)
         if is_urgent:
             self.urgent += 1
         return waited_s
@@ -189,6 +222,7 @@ class AppendLimiter(_Window):
         self._limit.sample(lag_ms, self.in_flight)
         self.was_used = False
         self.let_in()
+        self.end_waits(trio.current_time())
 
 
 class PageWindow(_Window):

@@ -83,6 +83,10 @@ class FairQueue(Generic[_T]):
             del self._items[owner]
         return item
 
+    def has(self, owner: str, item: _T) -> bool:
+        """Return True if an item waits here."""
+        return item in self._items.get(owner, ())
+
     def remove(self, owner: str, item: _T) -> None:
         """Remove an item that has not been popped."""
         del self._items[owner][item]

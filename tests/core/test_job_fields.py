@@ -169,7 +169,7 @@ def test_a_nack_keeps_its_error_for_the_next_worker_and_for_the_dead_letter(driv
     assert driver.claim() == []
     (move,) = driver.machine.boxes["b"].moves["dead", True].moves.values()
     assert (move.error, move.node, move.at_ms) == ("boom", "w2", driver.now_ms)
-    load = driver.machine.boxes["b"].moves["dead", True].look(0, 10)
+    load = driver.machine.boxes["b"].moves["dead", True].next_records(0, 10)
     meta = json.loads(load.text)["meta"]
     assert (meta["$dead_letter_error"], meta["$dead_letter_node"]) == ("boom", "w2")
     assert meta["$dead_letter_ts"] == driver.now_ms

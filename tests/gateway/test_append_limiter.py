@@ -5,10 +5,13 @@ Method: real tasks on a clock that jumps; samples are given by hand.
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import trio
 import trio.testing
 
+from gateway.admission import inline
 from gateway.admission.append_limiter import (
     BODY_WINDOW_BYTES,
     PAGE_WINDOW_BYTES,
@@ -18,6 +21,7 @@ from gateway.admission.append_limiter import (
     AppendLimiter,
     PageWindow,
 )
+from gateway.admission.inline import InlineCoroutine
 from gateway.admission.request_scheduler import RequestScheduler
 from gateway.s2.record_formats import Input, InputRecord
 from gateway.s2.shard_calls import PostedAppend, ShardCalls
@@ -76,6 +80,93 @@ async def test_an_append_waits_until_another_leaves_and_none_overtakes_its_own_k
         await appends.let_in(3)
         assert len(appends.entered) == 3
     assert (limiter.in_flight, limiter.paced_count, limiter.throttled_count) == (LIMIT_MIN, 3, 0)
+
+
+class InlineAppends:
+    """Appends without a task of their own while they wait: they enter inside the call that lets them in."""
+
+    def __init__(self, limiter: AppendLimiter, nursery: trio.Nursery) -> None:
+        self.limiter = limiter
+        self.nursery = nursery
+        #: Numbers in the order in which the appends began to wait.
+        self.entered: list[int] = []
+        self.refused: list[int] = []
+        self._numbers = count()
+
+    async def add(self, how_many: int, *, fails: bool = False) -> list[trio.CancelScope]:
+        scopes = [trio.CancelScope() for _ in range(how_many)]
+        for scope in scopes:
+            self.nursery.start_soon(self._run, scope, fails)
+        await trio.testing.wait_all_tasks_blocked()
+        return scopes
+
+    async def _run(self, scope: trio.CancelScope, fails: bool) -> None:
+        with scope:
+            await InlineCoroutine(self._enter(fails)).run()
+
+    async def _enter(self, fails: bool) -> None:
+        number = next(self._numbers)
+        try:
+            await self.limiter.enter("a", 1)
+        except Throttled:
+            self.refused.append(number)
+            return
+        assert inline.current_run is not None
+        self.entered.append(number)
+        if fails:
+            self.limiter.leave(1)
+
+
+async def test_an_append_that_runs_inline_enters_inside_the_call_that_lets_it_in() -> None:
+    limiter = narrow()
+    async with trio.open_nursery() as nursery:
+        appends = InlineAppends(limiter, nursery)
+        await appends.add(3)
+        assert appends.entered == []
+        limiter.leave(1)
+        limiter.leave(1)
+        assert appends.entered == [0, 1], "no turn of the event loop was needed"
+        limiter.leave(1)
+    assert (limiter.in_flight, limiter.paced_count) == (LIMIT_MIN, 3)
+
+
+async def test_an_append_that_waits_inline_is_refused_when_its_time_is_over(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    limiter = narrow()
+    async with trio.open_nursery() as nursery:
+        appends = InlineAppends(limiter, nursery)
+        await appends.add(2)
+        limiter.leave(1)
+        await trio.sleep(WAIT_S_MAX - 0.1)
+        limiter.sample(50.0)
+        assert appends.refused == []
+        await trio.sleep(0.2)
+        limiter.sample(50.0)
+    assert (appends.entered, appends.refused, limiter.throttled_count) == ([0], [1], 1)
+
+
+async def test_an_append_that_waits_inline_and_is_cancelled_takes_no_place() -> None:
+    limiter = narrow()
+    async with trio.open_nursery() as nursery:
+        appends = InlineAppends(limiter, nursery)
+        scopes = await appends.add(2)
+        scopes[0].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        limiter.leave(1)
+        assert len(appends.entered) == 1
+    assert limiter.in_flight == LIMIT_MIN
+
+
+async def test_thousands_that_wait_inline_and_fail_at_once_do_not_nest() -> None:
+    """Each of them leaves inside the call that let it in, and lets the next one in."""
+    limiter = narrow()
+    async with trio.open_nursery() as nursery:
+        appends = InlineAppends(limiter, nursery)
+        await appends.add(2_000, fails=True)
+        limiter.leave(1)
+        assert appends.entered == list(range(2_000))
+    assert limiter.in_flight == LIMIT_MIN - 1
 
 
 async def test_keys_take_turns_at_the_gate_however_many_appends_each_of_them_has() -> None:

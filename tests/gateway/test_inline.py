@@ -148,7 +148,7 @@ async def test_a_waiter_is_granted_or_withdrawn_inline() -> None:
     assert not queue
 
 
-async def test_a_full_limiter_and_a_full_budget_are_waited_for_in_the_task() -> None:
+async def test_a_full_limiter_is_waited_for_inline_and_a_full_budget_in_the_task() -> None:
     limiter = AppendLimiter(Thresholds())
     budget = MemoryBudget(100, limit="x", what="x")
     places = Places()
@@ -172,7 +172,7 @@ async def test_a_full_limiter_and_a_full_budget_are_waited_for_in_the_task() -> 
         limiter.leave(BODY_WINDOW_BYTES)
         await trio.testing.wait_all_tasks_blocked()
         budget.give(EVERYONE, 100)
-    assert places.seen == ["task", "task", "inline"]
+    assert places.seen == ["inline", "task", "inline"]
     assert limiter.in_flight == 2 and budget.bytes_used == 2
 
 

@@ -188,4 +188,4 @@ def visible_seq(box: Box) -> int:
 
 
 TestLocalCopiesExactlyOnce = LocalCopiesExactlyOnce.TestCase
-TestLocalCopiesExactlyOnce.settings = sampled(60, steps=40)
+TestLocalCopiesExactlyOnce.settings = sampled(30, steps=40)
